@@ -1,0 +1,42 @@
+# Every command of the project. `make` alone lists them.
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+# The GPU tests run in the Python that has the CUDA build of SGLang, not in .venv.
+GPU_PYTHON ?= python3
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+.DEFAULT_GOAL := help
+.PHONY: help env demo test test-quick test-gpu lint format clean
+
+help: ## list these commands
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+env: ## create .venv with everything that serving and testing on a CPU needs
+	@tools/make-env.sh $(VENV)
+
+demo: env ## serve the embedded model with two attention servers and one MLP server, and ask it something
+	@$(RUN) -m sglang_afd.launch --attn 2 --mlp 1 --quiet --demo
+
+lint: env ## check format, style, types and who imports whom
+	$(RUN) -m ruff format --check
+	$(RUN) -m ruff check
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
+
+format: env ## format the code and fix what ruff can fix
+	$(RUN) -m ruff format
+	$(RUN) -m ruff check --fix
+
+test: lint ## run lint and every test that needs no GPU
+	$(RUN) -m pytest
+
+test-quick: env ## run the tests that start no servers
+	$(RUN) -m pytest -m "not e2e and not slow"
+
+test-gpu: ## run the GPU tests, in GPU_PYTHON
+	$(GPU_PYTHON) -m pytest -m gpu test/gpu
+
+clean: ## remove .venv, caches and build output
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
