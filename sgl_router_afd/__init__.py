@@ -1,0 +1,1 @@
+"""The router in front of the attention servers; imports neither torch nor SGLang."""
