@@ -1,0 +1,1 @@
+"""Servers of one host as plain processes: started together, watched, stopped together."""

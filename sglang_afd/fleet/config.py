@@ -1,0 +1,115 @@
+"""What `python -m sglang_afd.launch` was asked to do."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from sglang_afd.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """One router, its attention servers and its MLP servers, all on this host.
+
+    Raises: ConfigError, naming the flag, what it got and what it takes.
+    """
+
+    attn: int = 2  # attention servers; 1 .. 64
+    mlp: int = 1  # MLP servers, each one expert-parallel rank; 1 .. 64
+    model_path: Path | None = None  # checkpoint directory; None is the embedded model
+    host: str = "127.0.0.1"  # the router's address; the servers stay on 127.0.0.1
+    port: int = 30000  # the router's port; 1 .. 65535
+    prompt: str = ""  # ask this, print the answer and stop; empty serves until a signal
+    demo: bool = False  # ask a built-in prompt first, then serve
+    max_tokens: int = 64  # tokens of an answer to prompt or demo; 1 and up
+    quiet: bool = False  # leave out what the servers print
+    attn_args: tuple[str, ...] = ()  # more flags for every attention server
+    mlp_args: tuple[str, ...] = ()  # more flags for every MLP server
+    router_args: tuple[str, ...] = ()  # more flags for the router
+    server_args: tuple[str, ...] = ()  # more flags for every attention and every MLP server
+
+    def __post_init__(self) -> None:
+        _check_range("--attn", self.attn, 1, 64)
+        _check_range("--mlp", self.mlp, 1, 64)
+        _check_range("--port", self.port, 1, 65535)
+        _check_range("--max-tokens", self.max_tokens, 1, 1 << 20)
+        if self.prompt and self.demo:
+            raise ConfigError("--prompt and --demo both say what to ask; give one of them")
+        if self.model_path is not None and not self.model_path.is_dir():
+            raise ConfigError(
+                f"--model-path {self.model_path} is no directory; "
+                "give one with a config.json and safetensors files"
+            )
+
+
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(LaunchConfig)}
+
+
+def parse_args(argv: Sequence[str]) -> LaunchConfig:
+    """Read the command line; a mistake prints one error and exits with code 2.
+
+    Args:
+        argv: The arguments without the program's name; those after `--` go to every attention and
+            MLP server.
+    """
+    separator = list(argv).index("--") if "--" in argv else len(argv)
+    parser = _build_parser()
+    args = parser.parse_args(argv[:separator])
+    try:
+        return LaunchConfig(**vars(args), server_args=tuple(argv[separator + 1 :]))
+    except ConfigError as error:
+        parser.error(str(error))
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m sglang_afd.launch",
+        allow_abbrev=False,
+        description="Serve a mixture-of-experts model on this host: a router in front of attention "
+        "servers that share MLP servers. Arguments after -- go to every attention and MLP server, "
+        "for example: -- --dtype float32",
+    )
+
+    def flag(name: str, text: str, **options: Any) -> None:
+        default = DEFAULTS[name]
+        shown = "" if default in (None, "", ()) else " (default: %(default)s)"
+        options.setdefault("type", type(default))
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", default=default, help=text + shown, **options
+        )
+
+    def switch(name: str, text: str) -> None:
+        parser.add_argument(f"--{name}", action="store_true", help=text)
+
+    flag("attn", "number of attention servers", metavar="N")
+    flag("mlp", "number of MLP servers", metavar="M")
+    flag("model_path", "checkpoint directory (default: the embedded model)", type=Path)
+    flag("host", "address of the router")
+    flag("port", "port of the router")
+    flag("prompt", "ask this, print the answer, and stop", metavar="TEXT")
+    switch("demo", "ask a built-in prompt, then keep serving")
+    flag("max_tokens", "longest answer to --prompt or --demo, in tokens", metavar="K")
+    switch("quiet", "do not show what the servers print")
+    for role in ("attn", "mlp", "router"):
+        flag(
+            f"{role}_args",
+            f"more flags for role {role}, as one string; write --{role}-args=... "
+            "when it starts with a dash",
+            type=_words,
+            metavar="FLAGS",
+        )
+    return parser
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(shlex.split(text))
+
+
+def _check_range(flag: str, got: int, low: int, high: int) -> None:
+    if not low <= got <= high:
+        raise ConfigError(f"{flag} got {got}; choose a number from {low} to {high}")

@@ -1,0 +1,81 @@
+"""Every server of a launch: its name, its command line, where to ask whether it is ready (pure)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_afd.fleet.config import LaunchConfig
+from sglang_afd.fleet.spec import ServerSpec
+
+SERVER_HOST = "127.0.0.1"
+STATUS_PATH = "/afd/v1/status"
+HEALTH_PATH = "/health"
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def router_url(config: LaunchConfig) -> str:
+    """Where this host reaches the router."""
+    host = ANY_ADDRESS.get(config.host, config.host)
+    return f"http://[{host}]:{config.port}" if ":" in host else f"http://{host}:{config.port}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Where the servers of one launch live."""
+
+    config: LaunchConfig
+    model_path: Path  # the checkpoint that all of them load
+    ports: Sequence[int]  # a free one per MLP and attention server
+    num_gpus: int  # GPUs that they use in turn; 0 is a machine without
+    python: str = sys.executable
+
+    def servers(self) -> list[ServerSpec]:
+        """All servers; the order does not matter, each waits for those that it needs."""
+        mlp = [self._mlp(rank) for rank in range(self.config.mlp)]
+        attn = [self._attn(index) for index in range(self.config.attn)]
+        return [*mlp, *attn, self._router()]
+
+    def _mlp(self, rank: int) -> ServerSpec:
+        flags = ["--ep-size", str(self.config.mlp), "--afd-ep-rank", str(rank)]
+        if rank > 0:
+            flags += ["--afd-leader", self._url(0)]
+        return self._server("mlp", rank, rank, HEALTH_PATH, [*flags, *self.config.mlp_args])
+
+    def _attn(self, index: int) -> ServerSpec:
+        flags = ["--afd-mlp", self._url(0)]
+        if self.num_gpus == 0:
+            # A scheduler without requests would otherwise take a whole core.
+            flags.append("--sleep-on-idle")
+        place = self.config.mlp + index
+        return self._server("attn", index, place, STATUS_PATH, [*flags, *self.config.attn_args])
+
+    def _router(self) -> ServerSpec:
+        first, last = self.config.mlp, self.config.mlp + self.config.attn
+        argv = [self.python, "-m", "sgl_router_afd.launch_router"]
+        argv += ["--attn", *(self._url(place) for place in range(first, last))]
+        argv += ["--host", self.config.host, "--port", str(self.config.port)]
+        return ServerSpec(
+            name="router",
+            argv=(*argv, *self.config.router_args),
+            status_url=router_url(self.config) + STATUS_PATH,
+        )
+
+    def _server(
+        self, role: str, index: int, place: int, status_path: str, flags: Sequence[str]
+    ) -> ServerSpec:
+        argv = [self.python, "-m", "sglang_afd.launch_server", "--role", role]
+        argv += ["--model-path", str(self.model_path)]
+        argv += ["--host", SERVER_HOST, "--port", str(self.ports[place])]
+        if self.num_gpus > 0:
+            argv += ["--base-gpu-id", str(place % self.num_gpus)]
+        return ServerSpec(
+            name=f"{role}-{index}",
+            argv=(*argv, *self.config.server_args, *flags),
+            status_url=self._url(place) + status_path,
+        )
+
+    def _url(self, place: int) -> str:
+        return f"http://{SERVER_HOST}:{self.ports[place]}"

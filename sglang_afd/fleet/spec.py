@@ -1,0 +1,14 @@
+"""What a fleet has to know about one server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSpec:
+    """One server: how to start it and how to ask whether it is ready."""
+
+    name: str  # "attn-0": prefix of its output, unique in the fleet
+    argv: tuple[str, ...]  # program and flags
+    status_url: str  # see probe.py for what counts as ready

@@ -1,0 +1,99 @@
+"""python -m sglang_afd.launch: a router, attention servers and MLP servers on this host.
+
+Without a model path it serves the embedded model. Nothing heavy is imported here: imports take most
+of a server's start-up time, and all servers begin theirs at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+import aiohttp
+
+from sglang_afd.demo import ensure_embedded_model
+from sglang_afd.errors import AfdError
+from sglang_afd.fleet.chat import CHAT_PATH, chat_body, stream_chat
+from sglang_afd.fleet.config import LaunchConfig, parse_args
+from sglang_afd.fleet.console import Console
+from sglang_afd.fleet.gpus import num_visible_gpus
+from sglang_afd.fleet.plan import Plan, router_url
+from sglang_afd.fleet.ports import hold_free_ports, hold_port
+from sglang_afd.fleet.probe import wait_until_ready
+from sglang_afd.fleet.run import run_fleet
+from sglang_afd.fleet.spec import ServerSpec
+
+DEMO_PROMPT = "What is the capital of France?"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until a signal, or until the prompt is answered.
+
+    Returns: Exit code: 0, 1 after an error, 128 + the signal that ended it early.
+    """
+    config = parse_args(sys.argv[1:] if argv is None else argv)
+    console = Console(quiet=config.quiet)
+    try:
+        return launch(config, console)
+    except AfdError as error:
+        console.progress(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def launch(config: LaunchConfig, console: Console) -> int:
+    """Find a model and ports for the servers, and run them."""
+    with (
+        hold_port(config.host, config.port),
+        hold_free_ports("127.0.0.1", config.mlp + config.attn) as ports,
+    ):
+        model_path = config.model_path or ensure_embedded_model()
+        num_gpus = num_visible_gpus()
+        if num_gpus == 0:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
+        plan = Plan(config=config, model_path=model_path, ports=ports, num_gpus=num_gpus)
+        servers = plan.servers()
+        return asyncio.run(run_fleet(servers, use(config, servers, console), console))
+
+
+async def use(config: LaunchConfig, servers: Sequence[ServerSpec], console: Console) -> None:
+    """Ask what there is to ask; then return after a prompt, or stay until cancelled."""
+    async with aiohttp.ClientSession() as session:
+        console.progress("starting " + ", ".join(server.name for server in servers))
+        await wait_until_ready(servers, session, console)
+        prompt = DEMO_PROMPT if config.demo else config.prompt
+        if prompt:
+            await ask(config, prompt, session, console)
+    if config.prompt:
+        return
+    console.progress(f"serving at {router_url(config)} until Ctrl-C; try:\n  {curl_line(config)}")
+    await asyncio.Event().wait()
+
+
+async def ask(
+    config: LaunchConfig, prompt: str, session: aiohttp.ClientSession, console: Console
+) -> None:
+    """Show a prompt and its answer as it streams in."""
+    console.progress(f"> {prompt}")
+    body = chat_body(prompt, config.max_tokens)
+    async for text in stream_chat(session, router_url(config), body):
+        console.answer(text)
+    console.answer("\n")
+
+
+def curl_line(config: LaunchConfig) -> str:
+    """A command that asks the router something."""
+    body = json.dumps(chat_body(DEMO_PROMPT, config.max_tokens))
+    return shlex.join(
+        ["curl", "-N", router_url(config) + CHAT_PATH]
+        + ["-H", "Content-Type: application/json", "-d", body]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

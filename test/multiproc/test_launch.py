@@ -1,0 +1,213 @@
+"""Fleets of tiny real processes: what they print, how they end, and that none is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.multiproc
+
+WAIT_S = 20.0
+
+# A server that has a child of its own, as SGLang's servers do, and reports both process numbers.
+SERVER = """
+import os, signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("pids", os.getpid(), child.pid, flush=True)
+{then}
+time.sleep(600)
+"""
+
+LAUNCHER = """
+import asyncio, json, sys
+from sglang_afd.errors import AfdError
+from sglang_afd.fleet.console import Console
+from sglang_afd.fleet.run import run_fleet
+from sglang_afd.fleet.spec import ServerSpec
+
+servers = [
+    ServerSpec(name=name, argv=(sys.executable, "-c", code), status_url="")
+    for name, code in json.loads(sys.argv[1]).items()
+]
+console = Console(quiet=False)
+try:
+    sys.exit(asyncio.run(run_fleet(servers, asyncio.sleep(float(sys.argv[2])), console, grace_s=2)))
+except AfdError as error:
+    console.progress(f"error: {error}")
+    sys.exit(1)
+"""
+
+
+class Launcher:
+    """A launcher process over servers given as Python code."""
+
+    def __init__(self, log: Path, servers: dict[str, str], use_s: float) -> None:
+        self.log = log
+        with log.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", LAUNCHER, json.dumps(servers), str(use_s)], stderr=stderr
+            )
+
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def pids(self, num_servers: int) -> list[int]:
+        """Process numbers of all servers and their children, once all have reported."""
+
+        def reported() -> list[str]:
+            return re.findall(r"\| pids (\d+) (\d+)", self.text())
+
+        wait_until(lambda: len(reported()) == num_servers, self.text)
+        return [int(pid) for pair in reported() for pid in pair]
+
+
+StartLauncher = Callable[..., Launcher]
+
+
+@pytest.fixture
+def start_launcher(tmp_path: Path) -> Iterator[StartLauncher]:
+    launchers: list[Launcher] = []
+
+    def start(servers: dict[str, str], use_s: float = 600) -> Launcher:
+        launchers.append(Launcher(tmp_path / "log", servers, use_s))
+        return launchers[-1]
+
+    yield start
+    for launcher in launchers:
+        launcher.process.kill()
+        launcher.process.wait()
+
+
+def wait_until(is_true: Callable[[], bool], explain: Callable[[], str]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_true():
+        assert time.monotonic() < deadline, f"still waiting after {WAIT_S} s; so far:\n{explain()}"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def assert_none_is_left(pids: Sequence[int]) -> None:
+    wait_until(lambda: not any(map(is_running, pids)), lambda: str([*filter(is_running, pids)]))
+
+
+def test_every_line_of_a_server_carries_its_name(start_launcher: StartLauncher) -> None:
+    launcher = start_launcher(
+        {
+            "attn-0": SERVER.format(then="print('one\\rtwo\\n\\nthree', flush=True)"),
+            "mlp-0": SERVER.format(then="os.write(2, b'caf\\xc3\\xa9 \\xff without an end')"),
+        },
+        use_s=2,
+    )
+
+    code = launcher.process.wait(WAIT_S)
+
+    assert code == 0
+    lines = launcher.text().splitlines()
+    assert [line for line in lines if line.startswith("attn-0 | ")][-3:] == [
+        "attn-0 | one",
+        "attn-0 | two",
+        "attn-0 | three",
+    ]
+    assert "mlp-0 | caf\u00e9 \ufffd without an end" in lines
+
+
+def test_the_end_of_the_use_stops_every_server(start_launcher: StartLauncher) -> None:
+    launcher = start_launcher({"a": SERVER.format(then=""), "b": SERVER.format(then="")}, use_s=2)
+    pids = launcher.pids(2)
+
+    code = launcher.process.wait(WAIT_S)
+
+    assert code == 0
+    assert_none_is_left(pids)
+
+
+@pytest.mark.parametrize(
+    ("end", "ended"),
+    [
+        ("sys.exit(7)", "exited with code 7"),
+        ("sys.exit(0)", "exited with code 0"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+    ],
+)
+def test_the_first_server_to_end_stops_all_and_its_last_lines_are_shown(
+    start_launcher: StartLauncher, end: str, ended: str
+) -> None:
+    dying = f"time.sleep(0.5); print('the reason', flush=True); {end}"
+    launcher = start_launcher({"stays": SERVER.format(then=""), "dies": SERVER.format(then=dying)})
+    pids = launcher.pids(2)
+
+    code = launcher.process.wait(WAIT_S)
+
+    assert code == 1
+    error = launcher.text().partition("error: ")[2]
+    assert error.startswith(f"dies {ended}; its last lines:\n")
+    assert error.endswith("  the reason\n")
+    assert_none_is_left(pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_every_server(start_launcher: StartLauncher, number: signal.Signals) -> None:
+    launcher = start_launcher({"a": SERVER.format(then=""), "b": SERVER.format(then="")})
+    pids = launcher.pids(2)
+
+    launcher.process.send_signal(number)
+
+    assert launcher.process.wait(WAIT_S) == 128 + number
+    assert_none_is_left(pids)
+
+
+def test_a_server_that_ignores_the_request_to_stop_is_killed(
+    start_launcher: StartLauncher,
+) -> None:
+    stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)"
+    launcher = start_launcher({"a": SERVER.format(then=stubborn)})
+    pids = launcher.pids(1)
+    wait_until(lambda: "deaf" in launcher.text(), launcher.text)
+
+    launcher.process.terminate()
+
+    assert launcher.process.wait(WAIT_S) == 128 + signal.SIGTERM
+    assert_none_is_left(pids)
+
+
+def test_a_second_signal_kills_at_once(start_launcher: StartLauncher) -> None:
+    # It takes the first signal as its cue, then would go on for longer than the grace period.
+    slow = "signal.signal(signal.SIGTERM, lambda *_: print('cue', flush=True))"
+    launcher = start_launcher({"a": SERVER.format(then=f"{slow}; print('deaf', flush=True)")})
+    pids = launcher.pids(1)
+    wait_until(lambda: "deaf" in launcher.text(), launcher.text)
+    launcher.process.terminate()
+    wait_until(lambda: "cue" in launcher.text(), launcher.text)
+
+    second_at = time.monotonic()
+    launcher.process.terminate()
+    launcher.process.wait(WAIT_S)
+
+    assert time.monotonic() - second_at < 1.5, "the grace period is 2 s"
+    assert_none_is_left(pids)
+
+
+def test_a_killed_launcher_leaves_no_process(start_launcher: StartLauncher) -> None:
+    launcher = start_launcher({"a": SERVER.format(then=""), "b": SERVER.format(then="")})
+    pids = launcher.pids(2)
+
+    os.kill(launcher.process.pid, signal.SIGKILL)
+
+    assert launcher.process.wait(WAIT_S) == -signal.SIGKILL
+    assert_none_is_left(pids)

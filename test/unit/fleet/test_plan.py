@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sglang_afd.errors import ConfigError
+from sglang_afd.fleet.config import LaunchConfig, parse_args
+from sglang_afd.fleet.plan import Plan, router_url
+from sglang_afd.fleet.probe import missing_from
+
+
+def plan(config: LaunchConfig, num_gpus: int = 0) -> dict[str, list[str]]:
+    """Arguments of each server by name, on ports 20000 and up."""
+    servers = Plan(
+        config=config,
+        model_path=Path("/model"),
+        ports=range(20000, 20000 + config.mlp + config.attn),
+        num_gpus=num_gpus,
+        python="python",
+    ).servers()
+    return {server.name: list(server.argv) for server in servers}
+
+
+def value_of(flag: str, argv: list[str]) -> str:
+    return argv[argv.index(flag) + 1]
+
+
+def test_every_server_gets_its_own_port_and_the_addresses_of_those_it_needs() -> None:
+    servers = plan(LaunchConfig(attn=2, mlp=2))
+
+    assert list(servers) == ["mlp-0", "mlp-1", "attn-0", "attn-1", "router"]
+    assert [value_of("--port", argv) for argv in servers.values()] == [
+        "20000",
+        "20001",
+        "20002",
+        "20003",
+        "30000",
+    ]
+    assert "--afd-leader" not in servers["mlp-0"]
+    assert value_of("--afd-leader", servers["mlp-1"]) == "http://127.0.0.1:20000"
+    assert value_of("--afd-ep-rank", servers["mlp-1"]) == "1"
+    assert value_of("--ep-size", servers["mlp-1"]) == "2"
+    assert value_of("--afd-mlp", servers["attn-1"]) == "http://127.0.0.1:20000"
+    first_url = servers["router"].index("--attn") + 1
+    assert servers["router"][first_url : first_url + 2] == [
+        "http://127.0.0.1:20002",
+        "http://127.0.0.1:20003",
+    ]
+
+
+def test_a_users_flags_come_last_so_that_they_win() -> None:
+    config = parse_args(
+        ["--attn", "1", "--attn-args=--port 1", "--mlp-args", "--b 'two words'"]
+        + ["--router-args=--policy x", "--", "--dtype", "float32"]
+    )
+
+    servers = plan(config)
+
+    assert servers["attn-0"][-2:] == ["--port", "1"]
+    assert servers["mlp-0"][-2:] == ["--b", "two words"]
+    assert servers["router"][-2:] == ["--policy", "x"]
+    assert value_of("--dtype", servers["attn-0"]) == "float32"
+    assert value_of("--dtype", servers["mlp-0"]) == "float32"
+    assert "--dtype" not in servers["router"]
+
+
+def test_idle_attention_servers_sleep_on_a_machine_without_a_gpu() -> None:
+    assert "--sleep-on-idle" in plan(LaunchConfig(), num_gpus=0)["attn-0"]
+    assert "--sleep-on-idle" not in plan(LaunchConfig(), num_gpus=1)["attn-0"]
+
+
+def test_servers_take_the_gpus_in_turn() -> None:
+    servers = plan(LaunchConfig(attn=2, mlp=1), num_gpus=2)
+
+    ids = [value_of("--base-gpu-id", servers[name]) for name in ("mlp-0", "attn-0", "attn-1")]
+    assert ids == ["0", "1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--attn", "0"], "--attn got 0"),
+        (["--port", "70000"], "--port got 70000"),
+        (["--prompt", "x", "--demo"], "--prompt and --demo both"),
+        (["--model-path", "/nowhere"], "--model-path /nowhere is no directory"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_error(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        parse_args(argv)
+
+    assert exit_info.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_settings_are_checked_without_a_command_line_too() -> None:
+    with pytest.raises(ConfigError, match="--mlp got 65"):
+        LaunchConfig(mlp=65)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:30000"),
+        ("0.0.0.0", "http://127.0.0.1:30000"),
+        ("::1", "http://[::1]:30000"),
+        ("::", "http://[::1]:30000"),
+    ],
+)
+def test_the_router_is_reached_on_an_address_of_this_host(host: str, url: str) -> None:
+    assert router_url(LaunchConfig(host=host)) == url
+
+
+@pytest.mark.parametrize(
+    ("status", "missing"),
+    [
+        ({"role": "attn", "state": "ready"}, ""),
+        ({"state": "starting"}, "starting"),
+        ({"state": "detached", "reason": "no MLP server"}, "detached (no MLP server)"),
+        ({"servers": [{"state": "ready"}, {"state": "unknown"}]}, "1 of 2 connected"),
+        ({"servers": [{"state": "ready"}]}, ""),
+        (None, ""),
+    ],
+)
+def test_a_status_says_what_is_missing(status: object, missing: str) -> None:
+    assert missing_from(status) == missing
