@@ -1,0 +1,180 @@
+"""Our half of the command line; what is not ours is handed to SGLang untouched."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import NoReturn
+
+from sglang_afd.config import AfdConfig, Role
+from sglang_afd.errors import ConfigError
+
+
+class StrictParser(argparse.ArgumentParser):
+    """Raises instead of printing usage and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        """Called by argparse for every mistake on the command line.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(f"{message}; see --help")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of `--role` and of every `--afd-` flag, with defaults from `AfdConfig`."""
+    parser = StrictParser(
+        prog="python -m sglang_afd.launch_server",
+        description="Serve the attention half or the expert half of a mixture-of-experts model. "
+        "Every flag that does not begin with --afd- is SGLang's own and means the same here.",
+        allow_abbrev=False,
+        add_help=False,
+        usage="%(prog)s --role attn|mlp --model-path PATH [--afd-... ] [SGLang's flags]",
+    )
+    both = parser.add_argument_group("Both roles")
+    both.add_argument(
+        "--role",
+        help="attn: an SGLang server whose routed experts run elsewhere. "
+        "mlp: a server that runs the routed experts, and nothing else. Required.",
+    )
+    both.add_argument("-h", "--help", action="store_true", help="Show this help and SGLang's.")
+    _add(
+        both,
+        "secret_file",
+        "--afd-secret-file",
+        "FILE",
+        "File (mode 0600) with the secret that peers prove to each other. Without it only ipc:// "
+        "and loopback addresses are accepted.",
+    )
+    _add(
+        both,
+        "max_rows",
+        "--afd-max-rows",
+        "N",
+        "Rows (tokens) of one exchange; larger batches go in pieces. Both roles must agree.",
+    )
+    _add(
+        both,
+        "heartbeat_timeout_s",
+        "--afd-heartbeat-timeout",
+        "S",
+        "Seconds of silence after which a peer counts as gone. Answered by a thread of its own, "
+        "so a long expert run is not silence.",
+    )
+    both.add_argument(
+        "--afd-allow-untested-model",
+        dest="allow_untested_model",
+        action="store_true",
+        help="Serve an architecture that the test-suite does not cover; compare its answers with "
+        "stock SGLang before you trust them.",
+    )
+    attn = parser.add_argument_group("Attention role (--role attn)")
+    _add(
+        attn,
+        "mlp_url",
+        "--afd-mlp",
+        "URL",
+        "HTTP address of MLP rank 0, which knows the other ranks. Required.",
+    )
+    _add(
+        attn,
+        "stall_timeout_s",
+        "--afd-stall-timeout",
+        "S",
+        "Longest wait in seconds for one exchange before the running requests are failed.",
+    )
+    _add(
+        attn,
+        "attach_timeout_s",
+        "--afd-attach-timeout",
+        "S",
+        "Longest wait in seconds for the MLP servers at start-up.",
+    )
+    mlp = parser.add_argument_group("MLP role (--role mlp; --ep-size M is the number of ranks)")
+    _add(
+        mlp,
+        "ep_rank",
+        "--afd-ep-rank",
+        "R",
+        "Expert-parallel rank of this server, 0 to M - 1. Without it all M ranks start on this "
+        "host, on the ports P to P + M - 1 of --port P.",
+    )
+    _add(
+        mlp,
+        "leader_url",
+        "--afd-leader",
+        "URL",
+        "HTTP address of rank 0; required for the other ranks, which report to it.",
+    )
+    _add(
+        mlp,
+        "listen",
+        "--afd-listen",
+        "ADDR",
+        "Exchange address, ipc:///path or tcp://host:port (port 0 picks one). Default: ipc:// in "
+        "a new directory of mode 0700.",
+    )
+    _add(mlp, "max_peers", "--afd-max-peers", "N", "Attention servers attached at once.")
+    return parser
+
+
+def parse(argv: Sequence[str]) -> tuple[AfdConfig, list[str]]:
+    """Split a command line into our settings and SGLang's arguments.
+
+    Raises:
+        ConfigError: A missing or wrong --role, an unknown --afd- flag, a value out of range.
+    """
+    parser = build_parser()
+    namespace, rest = parser.parse_known_args(list(argv))
+    _refuse_unknown_flags(parser, rest)
+    values = vars(namespace)
+    values.pop("help")
+    values["role"] = _role(values["role"])
+    return AfdConfig(**values), rest
+
+
+def wants_help(argv: Sequence[str]) -> bool:
+    """Is this a call for help?"""
+    return "--help" in argv or "-h" in argv
+
+
+def _add(
+    group: argparse._ArgumentGroup, field: str, flag: str, metavar: str, description: str
+) -> None:
+    default = AfdConfig.__dataclass_fields__[field].default
+    shown = "" if default in ("", -1) else f" Default: {default:g}."  # type: ignore[str-format]
+    group.add_argument(
+        flag,
+        dest=field,
+        metavar=metavar,
+        type=type(default),
+        default=default,
+        help=description + shown,
+    )
+
+
+def _role(value: str | None) -> Role:
+    if value in tuple(Role):
+        return Role(value)
+    got = "--role is missing" if value is None else f"--role {value} is not a role"
+    raise ConfigError(
+        f"{got}; use --role attn for attention or --role mlp for the experts. "
+        f"To serve a model unsplit, use `python -m sglang.launch_server`"
+    )
+
+
+def _refuse_unknown_flags(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
+    unknown = [argument for argument in rest if argument.startswith("--afd-")]
+    if unknown:
+        raise unknown_flag(parser, unknown[0])
+
+
+def unknown_flag(parser: argparse.ArgumentParser, argument: str) -> ConfigError:
+    """The error for a flag that `parser` does not know, with the closest that it does."""
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    flag = argument.split("=", 1)[0]
+    close = difflib.get_close_matches(flag, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else "see --help for those that exist"
+    return ConfigError(f"unknown flag {flag}; {hint}")

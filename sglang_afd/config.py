@@ -1,0 +1,116 @@
+"""Every setting of the two roles, checked once, at the boundary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import urlsplit
+
+from sglang_afd.errors import ConfigError
+
+SGLANG_WATCHDOG_S = 300.0  # SGLang's default --watchdog-timeout, which ends a stuck scheduler
+
+
+class Role(StrEnum):
+    """What a server does; the values match SGLang's names of the layers."""
+
+    ATTN = "attn"
+    MLP = "mlp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AfdConfig:
+    """What our flags say; SGLang's own flags stay SGLang's `ServerArgs`."""
+
+    role: Role
+    mlp_url: str = ""  # attn: http URL of MLP rank 0; required there
+    listen: str = ""  # mlp: exchange address, ipc://path or tcp://host:port; "" makes an ipc path
+    ep_rank: int = -1  # mlp: this server's rank, 0 .. ep_size - 1; -1 starts every rank
+    leader_url: str = ""  # mlp: http URL of rank 0; required for ranks above 0
+    secret_file: str = ""  # path, mode 0600; "" allows loopback addresses only
+    max_rows: int = 2048  # rows of one exchange, 1 .. 65536; larger batches go in pieces
+    max_peers: int = 64  # mlp: attention servers attached at once, 1 .. 4096
+    stall_timeout_s: float = 60.0  # longest wait for one exchange, 0.1 .. below the watchdog
+    attach_timeout_s: float = 300.0  # attn: longest wait for the MLP servers at start-up, >= 1
+    heartbeat_timeout_s: float = 1.0  # silence after which a peer counts as gone, 0.1 .. 60
+    allow_untested_model: bool = False  # serve an architecture that the test-suite does not cover
+
+    def __post_init__(self) -> None:
+        _check_range("--afd-max-rows", self.max_rows, 1, 65536)
+        _check_range("--afd-max-peers", self.max_peers, 1, 4096)
+        _check_range("--afd-stall-timeout", self.stall_timeout_s, 0.1, SGLANG_WATCHDOG_S)
+        _check_range("--afd-attach-timeout", self.attach_timeout_s, 1, 86400)
+        _check_range("--afd-heartbeat-timeout", self.heartbeat_timeout_s, 0.1, 60)
+        if self.role is Role.ATTN:
+            self._check_attn()
+        else:
+            self._check_mlp()
+
+    def _check_attn(self) -> None:
+        if not self.mlp_url:
+            raise ConfigError(
+                "--role attn needs --afd-mlp URL, the HTTP address of MLP rank 0, "
+                "e.g. --afd-mlp http://127.0.0.1:30010"
+            )
+        _check_url("--afd-mlp", self.mlp_url)
+        for flag, is_set in (
+            ("--afd-listen", bool(self.listen)),
+            ("--afd-ep-rank", self.ep_rank != -1),
+            ("--afd-leader", bool(self.leader_url)),
+        ):
+            if is_set:
+                raise ConfigError(f"{flag} belongs to --role mlp; leave it out with --role attn")
+
+    def _check_mlp(self) -> None:
+        if self.mlp_url:
+            raise ConfigError("--afd-mlp belongs to --role attn; leave it out with --role mlp")
+        if self.ep_rank < -1:
+            raise ConfigError(f"--afd-ep-rank {self.ep_rank} is not a rank; ranks start at 0")
+        if self.leader_url:
+            _check_url("--afd-leader", self.leader_url)
+        if self.ep_rank > 0 and not self.leader_url:
+            raise ConfigError(
+                f"--afd-ep-rank {self.ep_rank} needs --afd-leader URL, the HTTP address of rank 0, "
+                f"through which attention servers find it"
+            )
+        if self.ep_rank == 0 and self.leader_url:
+            raise ConfigError("--afd-ep-rank 0 is the leader; leave --afd-leader out")
+        if self.listen:
+            check_exchange_address("--afd-listen", self.listen)
+
+
+def check_exchange_address(flag: str, address: str) -> None:
+    """Refuse what ZeroMQ could not bind or connect.
+
+    Raises:
+        ConfigError: Neither `ipc://path` nor `tcp://host:port`.
+    """
+    parts = urlsplit(address)
+    if parts.scheme == "ipc":
+        path = address.removeprefix("ipc://")
+        if path.startswith("/") and len(path.encode()) <= 107:
+            return
+        raise ConfigError(
+            f"{flag} {address} needs an absolute path of at most 107 bytes after ipc://"
+        )
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if parts.scheme != "tcp" or not parts.hostname or port is None:
+        raise ConfigError(f"{flag} {address} is neither ipc:///path nor tcp://host:port")
+
+
+def _check_url(flag: str, url: str) -> None:
+    parts = urlsplit(url)
+    try:
+        port_is_sound = parts.port != 0
+    except ValueError:
+        port_is_sound = False
+    if parts.scheme != "http" or not parts.hostname or not port_is_sound:
+        raise ConfigError(f"{flag} {url} is not an address like http://host:port")
+
+
+def _check_range(flag: str, value: float, lowest: float, highest: float) -> None:
+    if not lowest <= value <= highest:
+        raise ConfigError(f"{flag} {value:g} is out of range; {lowest:g} to {highest:g} are allowed")

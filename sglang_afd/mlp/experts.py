@@ -1,0 +1,148 @@
+"""The experts of one rank, built from the model's own class and run by SGLang's own layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_afd.errors import ConfigError
+from sglang_afd.fingerprint import safetensors_files
+from sglang_afd.topology import ExpertShard
+from sglang_afd.transport.base import Rows
+from sglang_afd.upstream import environment, hooks
+from sglang_afd.upstream.moe import (
+    MOE_CLASS_HOOK,
+    FusedMoE,
+    StandardDispatchOutput,
+    StandardTopKOutput,
+)
+from sglang_afd.upstream.server_args import ServerArgs
+from sglang_afd.upstream.weights import ReadCount, is_expert_tensor, read_tensors
+
+
+class LocalFusedMoE(FusedMoE):
+    """A real `FusedMoE` inside a model whose other modules are on the meta device."""
+
+    device = "cpu"  # where the experts live; set once, before the model is built
+    ep_size = 1  # pads the number of experts to a multiple of it
+
+    def __init__(self, *args: Any, num_experts: int, **kwargs: Any) -> None:
+        padded = -(-num_experts // self.ep_size) * self.ep_size
+        with torch.device(self.device):
+            super().__init__(*args, num_experts=padded, **kwargs)
+        self.num_logical_experts = num_experts
+
+
+class Experts:
+    """Every MoE layer of one rank.
+
+    Raises:
+        ConfigError: No MoE layer went through SGLang's class hook, or the quantisation fuses the
+            routed scaling factor into top-k, which the attention side would not know of.
+    """
+
+    def __init__(self, server_args: ServerArgs, *, rank: int, ep_size: int) -> None:
+        self.read_count = ReadCount()
+        self._device = server_args.device
+        hooks.install(
+            [
+                hooks.Hook(
+                    target=MOE_CLASS_HOOK, type=hooks.REPLACE, function=lambda _: LocalFusedMoE
+                )
+            ]
+        )
+        model_config = environment.enter_process(server_args)
+        LocalFusedMoE.device, LocalFusedMoE.ep_size = self._device, ep_size
+        places = ExpertShard(rank=rank, ep_size=ep_size, num_experts=ep_size)
+        skeleton = environment.build_skeleton(server_args, model_config, places)
+        self.layers = {
+            module.layer_id: module
+            for module in skeleton.modules()
+            if isinstance(module, LocalFusedMoE)
+        }
+        self._check(skeleton, model_config.hf_config.architectures[0])
+        first = next(iter(self.layers.values()))
+        self.shard = ExpertShard(
+            rank=rank, ep_size=ep_size, num_experts=first.num_logical_experts
+        )
+        self.dtype: torch.dtype = model_config.dtype
+        self.architecture: str = model_config.hf_config.architectures[0]
+        self.hidden_size: int = first.hidden_size
+        self.top_k: int = first.top_k
+        self._load(server_args, skeleton)
+
+    def run(self, layer_id: int, rows: Rows) -> Tensor:
+        """This rank's share of one layer's expert sum.
+
+        Args:
+            layer_id: A key of `layers`.
+            rows: Of one or of many peers; only choices of this rank's experts count.
+
+        Returns: [T, H] in the model's dtype; zeros where no choice was ours.
+        """
+        layer = self.layers[layer_id]
+        local_ids = rows.topk_ids - self.shard.first
+        is_ours = (local_ids >= 0) & (local_ids < self.shard.stop - self.shard.first)
+        if bool(is_ours.all()):
+            return _run_layer(layer, rows.hidden_states, local_ids, rows.topk_weights)
+        # Each remaining (row, choice) pair becomes a row of its own, with one choice.
+        row, choice = is_ours.nonzero(as_tuple=True)
+        total = torch.zeros_like(rows.hidden_states)
+        if row.numel():
+            parts = _run_layer(
+                layer,
+                rows.hidden_states[row],
+                local_ids[row, choice].unsqueeze(1),
+                rows.topk_weights[row, choice].unsqueeze(1),
+            )
+            total.index_add_(0, row, parts)
+        return total
+
+    def count_rows(self, rows: Rows) -> Tensor:
+        """How many choices went to each of this rank's experts: [num_local] int64."""
+        local_ids = rows.topk_ids.flatten() - self.shard.first
+        num_ours = self.shard.stop - self.shard.first
+        ours = local_ids[(local_ids >= 0) & (local_ids < num_ours)]
+        return torch.bincount(ours, minlength=self.shard.num_local)
+
+    def _check(self, skeleton: torch.nn.Module, architecture: str) -> None:
+        strays = [
+            name
+            for name, module in skeleton.named_modules()
+            if isinstance(module, FusedMoE) and not isinstance(module, LocalFusedMoE)
+        ]
+        if strays or not self.layers:
+            raise ConfigError(
+                f"{architecture} builds its experts without SGLang's class hook "
+                f"({strays[0] if strays else 'no MoE layer found'}), so it cannot be split"
+            )
+        if any(layer.should_fuse_routed_scaling_factor_in_topk for layer in self.layers.values()):
+            raise ConfigError(
+                "this MoE runner backend folds the routed scaling factor into top-k, which runs on "
+                "the attention side; choose another --moe-runner-backend"
+            )
+
+    def _load(self, server_args: ServerArgs, skeleton: torch.nn.Module) -> None:
+        if server_args.load_format == "dummy":
+            for layer in self.layers.values():
+                environment.fill_dummy(layer)
+        else:
+            files = [str(path) for path in safetensors_files(server_args.model_path)]
+            skeleton.load_weights(read_tensors(files, self._owns, self.read_count))
+        for layer in self.layers.values():
+            environment.finish_weights(layer, self._device)
+
+    def _owns(self, name: str) -> bool:
+        if not is_expert_tensor(name):
+            return False
+        following = name.split(".experts.", 1)[1].split(".", 1)[0]
+        return not following.isdigit() or self.shard.first <= int(following) < self.shard.stop
+
+
+def _run_layer(layer: FusedMoE, hidden_states: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    topk_output = StandardTopKOutput(topk_weights=weights, topk_ids=ids, router_logits=None)
+    dispatched = StandardDispatchOutput(hidden_states, None, topk_output)
+    partial: Tensor = layer.run_moe_core(dispatched).hidden_states
+    return partial

@@ -1,0 +1,207 @@
+"""Who may attach: the MLP side's gate and the attention side's half, as pure state machines."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import msgspec
+
+from sglang_afd.errors import ProtocolError, Refused
+from sglang_afd.protocol import auth
+from sglang_afd.protocol.messages import (
+    Attach,
+    Attached,
+    Challenge,
+    Hello,
+    ModelSpec,
+    Refusal,
+    RefusalCode,
+)
+
+MAX_PENDING = 256  # half-open handshakes; the oldest makes room
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MlpIdentity:
+    """What one MLP rank is, as it answers in `Attached`."""
+
+    spec: ModelSpec
+    rank: int
+    ep_size: int
+    first_expert: int
+    stop_expert: int
+    boot_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """One attached attention server, as one MLP rank sees it."""
+
+    server_id: str
+    epoch: int
+
+
+class Gate:
+    """The MLP side: answers hellos and attaches, and remembers nothing of those it refused."""
+
+    def __init__(self, identity: MlpIdentity, secret: bytes, *, max_peers: int) -> None:
+        self.identity = identity
+        self._secret = secret
+        self._max_peers = max_peers
+        self._pending: OrderedDict[bytes, tuple[Hello, bytes]] = OrderedDict()
+        self._last_epoch = 0
+
+    def on_hello(self, connection: bytes, hello: Hello) -> Challenge | Refusal:
+        """First message of `connection`; the answer proves that this side knows the secret."""
+        if len(hello.nonce) != auth.NONCE_BYTES or not 1 <= len(hello.server_id) <= 64:
+            return Refusal(
+                code=RefusalCode.PROTOCOL,
+                message=f"hello needs a nonce of {auth.NONCE_BYTES} bytes and a server id of "
+                f"1 to 64 characters, got {len(hello.nonce)} and {len(hello.server_id)}",
+            )
+        if hello.has_secret != bool(self._secret):
+            return Refusal(code=RefusalCode.SECRET, message=_one_sided_secret(hello.has_secret))
+        nonce = secrets.token_bytes(auth.NONCE_BYTES)
+        self._pending[connection] = (hello, nonce)
+        if len(self._pending) > MAX_PENDING:
+            self._pending.popitem(last=False)
+        proof = auth.prove(self._secret, "mlp", hello.nonce, nonce)
+        return Challenge(nonce=nonce, proof=proof)
+
+    def on_attach(
+        self, connection: bytes, attach: Attach, *, num_peers: int
+    ) -> tuple[Session, Attached] | Refusal:
+        """Second message; on success the caller opens the session."""
+        pending = self._pending.pop(connection, None)
+        if pending is None:
+            return Refusal(code=RefusalCode.PROTOCOL, message="attach without a hello before it")
+        hello, nonce = pending
+        if not auth.verify(
+            attach.proof, self._secret, "attn", hello.nonce, nonce, _bound(attach.spec)
+        ):
+            return Refusal(
+                code=RefusalCode.SECRET,
+                message="the attention server's secret is not this MLP server's; "
+                "give both the same --afd-secret-file",
+            )
+        difference = compare(attach.spec, self.identity.spec)
+        if difference is not None:
+            return difference
+        if num_peers >= self._max_peers:
+            return Refusal(
+                code=RefusalCode.CAPACITY,
+                message=f"this MLP server already serves {num_peers} attention servers, its limit",
+            )
+        epoch = attach.epoch or self._next_epoch()
+        identity = self.identity
+        return Session(server_id=hello.server_id, epoch=epoch), Attached(
+            epoch=epoch,
+            rank=identity.rank,
+            ep_size=identity.ep_size,
+            first_expert=identity.first_expert,
+            stop_expert=identity.stop_expert,
+            boot_id=identity.boot_id,
+        )
+
+    def forget(self, connection: bytes) -> None:
+        """Drop a half-open handshake of a connection that is gone."""
+        self._pending.pop(connection, None)
+
+    def _next_epoch(self) -> int:
+        # NOTE: the boot id is part of it, so that a restarted leader never repeats an epoch.
+        boot = int(self.identity.boot_id[:8], 16)
+        self._last_epoch += 1
+        return (boot << 24) | (self._last_epoch & 0xFFFFFF)
+
+
+class Greeter:
+    """The attention side of one handshake with one MLP rank."""
+
+    def __init__(self, server_id: str, spec: ModelSpec, secret: bytes) -> None:
+        self._server_id = server_id
+        self._spec = spec
+        self._secret = secret
+        self._nonce = secrets.token_bytes(auth.NONCE_BYTES)
+
+    def hello(self) -> Hello:
+        """The opening message."""
+        return Hello(server_id=self._server_id, nonce=self._nonce, has_secret=bool(self._secret))
+
+    def answer(self, reply: object, *, epoch: int) -> Attach:
+        """Check the MLP side's proof and give ours.
+
+        Raises:
+            Refused: The MLP side refused, or could not prove the secret.
+            ProtocolError: Something else than a challenge came back.
+        """
+        match reply:
+            case Refusal():
+                raise Refused(reply.code, reply.message)
+            case Challenge():
+                pass
+            case _:
+                raise ProtocolError(f"expected a challenge, got {type(reply).__name__}")
+        if not auth.verify(reply.proof, self._secret, "mlp", self._nonce, reply.nonce):
+            raise Refused(
+                RefusalCode.SECRET,
+                "the MLP server's secret is not this attention server's; "
+                "give both the same --afd-secret-file",
+            )
+        proof = auth.prove(self._secret, "attn", self._nonce, reply.nonce, _bound(self._spec))
+        return Attach(spec=self._spec, epoch=epoch, proof=proof)
+
+    def accepted(self, reply: object) -> Attached:
+        """The final answer; errors as in `answer`."""
+        match reply:
+            case Attached():
+                return reply
+            case Refusal():
+                raise Refused(reply.code, reply.message)
+            case _:
+                raise ProtocolError(f"expected attached, got {type(reply).__name__}")
+
+
+_COMPARED = {
+    "package_version": (RefusalCode.VERSION, "sglang-afd version", "install the same on both"),
+    "sglang_version": (RefusalCode.VERSION, "SGLang version", "install the same on both"),
+    "architecture": (RefusalCode.MODEL, "model architecture", "start both with the same model"),
+    "dtype": (RefusalCode.MODEL, "dtype", "start both with the same --dtype"),
+    "hidden_size": (RefusalCode.MODEL, "hidden size", "start both with the same model"),
+    "top_k": (RefusalCode.MODEL, "top-k", "start both with the same model and overrides"),
+    "num_experts": (RefusalCode.MODEL, "number of experts", "start both with the same model"),
+    "moe_layer_ids": (RefusalCode.MODEL, "MoE layers", "start both with the same model"),
+    "max_rows": (RefusalCode.MODEL, "rows per exchange", "give both the same --afd-max-rows"),
+    "fingerprint": (
+        RefusalCode.MODEL,
+        "model fingerprint",
+        "start both with the same checkpoint and quantisation",
+    ),
+}
+
+
+def compare(attn: ModelSpec, mlp: ModelSpec) -> Refusal | None:
+    """The first difference between two specs as a refusal that names both values."""
+    for field, (code, name, remedy) in _COMPARED.items():
+        theirs, ours = getattr(attn, field), getattr(mlp, field)
+        if theirs != ours:
+            return Refusal(
+                code=code,
+                message=f"{name} differs: the attention server has {theirs}, "
+                f"the MLP server has {ours}; {remedy}",
+            )
+    return None
+
+
+def _bound(spec: ModelSpec) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode(spec)).digest()
+
+
+def _one_sided_secret(attn_has_it: bool) -> str:
+    has, lacks = ("attention", "MLP") if attn_has_it else ("MLP", "attention")
+    return (
+        f"the {has} server requires a shared secret and the {lacks} server has none; "
+        f"give both the same --afd-secret-file"
+    )

@@ -1,0 +1,137 @@
+"""Every control message, one tagged union per direction.
+
+A message is one frame; the tensors of an exchange follow as raw frames whose dtypes the handshake and
+whose rows the header fix, so that nothing on the wire describes itself.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Kind(StrEnum):
+    """What sort of step an exchange belongs to."""
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+
+
+class RefusalCode(StrEnum):
+    """Why a message or an attach was declined."""
+
+    PROTOCOL = "protocol"  # not understood: garbage, another version, out of order
+    SECRET = "secret"  # the shared secrets differ, or only one side has one
+    VERSION = "version"  # package or SGLang versions differ
+    MODEL = "model"  # fingerprint, shapes or dtype differ
+    CAPACITY = "capacity"  # more rows than agreed, or too many peers
+    EPOCH = "epoch"  # an exchange of another epoch
+    NOT_ATTACHED = "not_attached"  # an exchange before the handshake
+    EXPERT = "expert"  # the experts could not run on these rows
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Strict and immutable; unknown fields are refused."""
+
+
+class ModelSpec(_Message):
+    """What both roles must agree on before they exchange rows."""
+
+    package_version: str
+    sglang_version: str
+    fingerprint: str  # hex SHA-256, see fingerprint.py
+    architecture: str  # e.g. Qwen3MoeForCausalLM
+    dtype: str  # of hidden states and partial sums on the wire, e.g. "float32"
+    hidden_size: int  # H
+    top_k: int  # K
+    num_experts: int  # logical experts a layer, E
+    moe_layer_ids: tuple[int, ...]  # ascending
+    max_rows: int  # rows of one exchange at most
+
+
+class Hello(_Message, tag="hello"):
+    """Attention to MLP: opens the handshake."""
+
+    server_id: str  # 1 to 64 characters, names the attention server in logs and metrics
+    nonce: bytes  # 32 random bytes
+    has_secret: bool
+
+
+class Attach(_Message, tag="attach"):
+    """Attention to MLP: asks for a slot table under an epoch."""
+
+    spec: ModelSpec
+    epoch: int  # 0 asks rank 0 to open the next epoch; the other ranks are told it
+    proof: bytes  # HMAC, see auth.py
+
+
+class Detach(_Message, tag="detach"):
+    """Attention to MLP: an orderly goodbye."""
+
+    epoch: int
+
+
+class Dispatch(_Message, tag="dispatch"):
+    """Attention to MLP: rows follow as three frames.
+
+    Frames: `hidden_states [T, H]` in the agreed dtype, `topk_ids [T, K]` int32 logical expert ids
+    (-1 marks a choice that goes nowhere), `topk_weights [T, K]` float32.
+    """
+
+    epoch: int
+    step: int
+    layer_id: int
+    micro_batch_id: int
+    num_rows: int  # T, >= 1
+    kind: Kind
+
+
+class Challenge(_Message, tag="challenge"):
+    """MLP to attention: proves the secret and asks for the same."""
+
+    nonce: bytes  # 32 random bytes
+    proof: bytes  # HMAC, see auth.py
+
+
+class Attached(_Message, tag="attached"):
+    """MLP to attention: the slots are open."""
+
+    epoch: int
+    rank: int
+    ep_size: int
+    first_expert: int
+    stop_expert: int  # one past the last
+    boot_id: str  # of this MLP process
+
+
+class Refusal(_Message, tag="refusal"):
+    """MLP to attention: a handshake, or any other message, was declined; the connection stays."""
+
+    code: RefusalCode
+    message: str
+
+
+class Combine(_Message, tag="combine"):
+    """MLP to attention: one partial sum follows, `[T, H]` in the agreed dtype."""
+
+    epoch: int
+    step: int
+    layer_id: int
+    micro_batch_id: int
+    num_rows: int
+
+
+class Failed(_Message, tag="failed"):
+    """MLP to attention: this exchange has no result."""
+
+    epoch: int
+    step: int
+    layer_id: int
+    micro_batch_id: int
+    code: RefusalCode
+    message: str
+
+
+ToMlp = Hello | Attach | Detach | Dispatch
+ToAttn = Challenge | Attached | Refusal | Combine | Failed

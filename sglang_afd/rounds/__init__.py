@@ -1,0 +1,1 @@
+"""In which order an MLP rank serves what has arrived (pure: integers in, decisions out)."""

@@ -1,0 +1,1 @@
+"""How rows travel between the roles: one contract (base), several transports."""

@@ -1,0 +1,125 @@
+"""The exchange contract, which every transport keeps and `test/contract` checks.
+
+A slot is (attention server, micro-batch). At most one exchange is in flight in a slot, and the
+attention side keeps what it sent until the reply of every rank is there. T, H, K: docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sglang_afd.protocol.messages import Attached, Dispatch, RefusalCode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """What a dispatch carries."""
+
+    hidden_states: Tensor  # [T, H], the agreed dtype, contiguous
+    topk_ids: Tensor  # [T, K] int32, logical expert ids; -1 goes nowhere
+    topk_weights: Tensor  # [T, K] float32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """One dispatch as an MLP rank received it; it owns its rows."""
+
+    peer: bytes  # names the connection, opaque
+    header: Dispatch
+    rows: Rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerAttached:
+    """An attention server passed the handshake."""
+
+    peer: bytes
+    server_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerGone:
+    """An attached attention server left, or its connection died."""
+
+    peer: bytes
+    server_id: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrived:
+    """A checked dispatch of an attached attention server."""
+
+    exchange: Exchange
+
+
+Event = PeerAttached | PeerGone | Arrived
+
+
+class Link(ABC):
+    """The attention side: attached to every MLP rank of one group, under one epoch.
+
+    Used by one thread, the scheduler's; only `mark_lost` may be called from another.
+    """
+
+    ranks: tuple[Attached, ...]  # ascending rank; together they own every expert
+
+    @abstractmethod
+    def dispatch(self, header: Dispatch, rows: Rows) -> None:
+        """Start one exchange; returns without waiting.
+
+        The slot is `header.micro_batch_id`; it holds `rows` until `combine` returned, and the caller
+        must not write into them meanwhile.
+
+        Raises:
+            CapacityError: More rows than the handshake agreed on.
+            PeerLost: A rank is gone.
+        """
+
+    @abstractmethod
+    def combine(self, micro_batch_id: int) -> Tensor:
+        """Wait for the partial sums of every rank and add them in rank order.
+
+        Returns: [T, H] in the agreed dtype, owned by the caller.
+        Raises:
+            PeerLost: A rank is gone, failed on these rows, or missed the stall deadline.
+        """
+
+    @abstractmethod
+    def mark_lost(self, reason: str) -> None:
+        """Declare the group lost and wake a waiting `combine`; the first reason stands."""
+
+    @property
+    @abstractmethod
+    def lost(self) -> str | None:
+        """Why the group is lost, or None while it serves."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Say goodbye where possible and free everything; idempotent."""
+
+
+class Hub(ABC):
+    """The MLP side: one rank's end of the exchanges with every attention server."""
+
+    address: str  # what attention servers connect to
+
+    @abstractmethod
+    def poll(self, timeout_s: float) -> list[Event]:
+        """What happened since the last call, waiting up to `timeout_s` for something to happen."""
+
+    @abstractmethod
+    def reply(self, exchange: Exchange, partial: Tensor) -> None:
+        """Send this rank's partial sum, `[T, H]` in the agreed dtype; a peer that left is skipped."""
+
+    @abstractmethod
+    def decline(self, exchange: Exchange, code: RefusalCode, message: str) -> None:
+        """Tell the sender that this exchange has no result."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free everything; idempotent."""

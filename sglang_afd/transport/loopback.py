@@ -1,0 +1,170 @@
+"""Both sides in one process, for tests: the same gate, sessions and slots, and no sockets."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from sglang_afd.errors import PeerLost
+from sglang_afd.protocol import codec
+from sglang_afd.protocol.handshake import Gate, Greeter
+from sglang_afd.protocol.messages import Attached, Dispatch, ModelSpec, RefusalCode, ToAttn
+from sglang_afd.topology import check_coverage
+from sglang_afd.transport.base import Event, Exchange, Hub, Link, Rows
+from sglang_afd.transport.sessions import Frame, Sessions
+from sglang_afd.transport.slots import Slots
+
+_Message = tuple[int, list[Frame]]  # rank, frames
+
+
+def _own(frames: Sequence[Frame]) -> list[Frame]:
+    return [bytes(frame) for frame in frames]
+
+
+class LoopbackHub(Hub):
+    """One MLP rank; links reach it as an object."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.address = "loopback"
+        self._sessions = Sessions(gate)
+        self._inbox: queue.Queue[tuple[bytes, list[Frame]]] = queue.Queue()
+        self._outboxes: dict[bytes, tuple[int, queue.Queue[_Message]]] = {}
+        self._events: list[Event] = []
+        self._lock = threading.Lock()
+
+    def connect(self, peer: bytes, rank: int, outbox: queue.Queue[_Message]) -> None:
+        """Open a connection; what this hub sends to `peer` goes into `outbox`."""
+        with self._lock:
+            self._outboxes[peer] = (rank, outbox)
+
+    def disconnect(self, peer: bytes) -> None:
+        """The connection of `peer` ends."""
+        with self._lock:
+            self._outboxes.pop(peer, None)
+            self._events += self._sessions.gone(peer, "its connection ended")
+
+    def deliver(self, peer: bytes, frames: Sequence[Frame]) -> None:
+        """What `peer` sends."""
+        self._inbox.put((peer, _own(frames)))
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """See `Hub`."""
+        with self._lock:
+            events, self._events = self._events, []
+        try:
+            peer, frames = self._inbox.get(timeout=0.0001 if events else timeout_s)
+        except queue.Empty:
+            return events
+        more, answer = self._sessions.receive(peer, frames)
+        if answer is not None:
+            self._send(peer, answer)
+        return events + more
+
+    def reply(self, exchange: Exchange, partial: Tensor) -> None:
+        """See `Hub`."""
+        self._send(exchange.peer, self._sessions.combine_frames(exchange, partial))
+
+    def decline(self, exchange: Exchange, code: RefusalCode, message: str) -> None:
+        """See `Hub`."""
+        self._send(exchange.peer, self._sessions.failed_frames(exchange, code, message))
+
+    def close(self) -> None:
+        """See `Hub`; attached links learn that the rank is gone."""
+        with self._lock:
+            outboxes, self._outboxes = self._outboxes, {}
+        for rank, outbox in outboxes.values():
+            outbox.put((rank, []))
+
+    def _send(self, peer: bytes, frames: Sequence[Frame]) -> None:
+        with self._lock:
+            connection = self._outboxes.get(peer)
+        if connection is not None:
+            rank, outbox = connection
+            outbox.put((rank, _own(frames)))
+
+
+class LoopbackLink(Link):
+    """Attached to `hubs`, rank 0 first, when the constructor returns; another thread polls them."""
+
+    def __init__(
+        self,
+        hubs: Sequence[LoopbackHub],
+        *,
+        server_id: str,
+        spec: ModelSpec,
+        secret: bytes = b"",
+        stall_timeout_s: float,
+    ) -> None:
+        self._hubs = list(hubs)
+        self._peer = server_id.encode()
+        self._stall_timeout_s = stall_timeout_s
+        self._inbox: queue.Queue[_Message] = queue.Queue()
+        self._lost: str | None = None
+        attached: list[Attached] = []
+        for rank, hub in enumerate(hubs):
+            hub.connect(self._peer, rank, self._inbox)
+            greeter = Greeter(server_id, spec, secret)
+            hub.deliver(self._peer, [codec.encode(greeter.hello())])
+            epoch = attached[0].epoch if attached else 0
+            attach = greeter.answer(self._next_message(), epoch=epoch)
+            hub.deliver(self._peer, [codec.encode(attach)])
+            attached.append(greeter.accepted(self._next_message()))
+        check_coverage(((a.first_expert, a.stop_expert) for a in attached), spec.num_experts)
+        self.ranks = tuple(attached)
+        self.epoch = attached[0].epoch
+        self._slots = Slots(spec, len(attached))
+
+    @property
+    def lost(self) -> str | None:
+        """See `Link`."""
+        return self._lost
+
+    def dispatch(self, header: Dispatch, rows: Rows) -> None:
+        """See `Link`."""
+        self._raise_if_lost()
+        frames = self._slots.put(header, rows)
+        for hub in self._hubs:
+            hub.deliver(self._peer, frames)
+
+    def combine(self, micro_batch_id: int) -> Tensor:
+        """See `Link`."""
+        deadline = time.monotonic() + self._stall_timeout_s
+        while not self._slots.is_whole(micro_batch_id):
+            try:
+                rank, frames = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                missing = self._slots.missing(micro_batch_id)
+                self.mark_lost(f"MLP rank(s) {missing} did not reply in time")
+            self._raise_if_lost()
+            if not frames:
+                self.mark_lost(f"the connection to MLP rank {rank} ended")
+                self._raise_if_lost()
+            try:
+                self._slots.receive(rank, frames)
+            except PeerLost as error:
+                self.mark_lost(str(error))
+                raise
+        return self._slots.take(micro_batch_id)
+
+    def mark_lost(self, reason: str) -> None:
+        """See `Link`."""
+        if self._lost is None:
+            self._lost = reason
+            self._inbox.put((0, []))
+
+    def close(self) -> None:
+        """See `Link`."""
+        for hub in self._hubs:
+            hub.disconnect(self._peer)
+
+    def _next_message(self) -> ToAttn:
+        _, frames = self._inbox.get(timeout=self._stall_timeout_s)
+        return codec.decode_to_attn(frames[0])
+
+    def _raise_if_lost(self) -> None:
+        if self._lost is not None:
+            raise PeerLost(self._lost)

@@ -1,0 +1,181 @@
+"""The MLP side of a transport without its sockets: frames in; events and answers out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from sglang_afd.errors import AfdError, CapacityError, EpochMismatch, ProtocolError
+from sglang_afd.protocol import codec
+from sglang_afd.protocol.handshake import Gate, Session
+from sglang_afd.protocol.messages import (
+    Attach,
+    Challenge,
+    Combine,
+    Detach,
+    Dispatch,
+    Failed,
+    Hello,
+    Refusal,
+    RefusalCode,
+)
+from sglang_afd.transport.base import Arrived, Event, Exchange, PeerAttached, PeerGone, Rows
+from sglang_afd.transport.frames import from_frame, to_frame
+
+logger = logging.getLogger(__name__)
+
+WIRE_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+Frame = bytes | memoryview
+
+
+class Sessions:
+    """Checks every frame of every connection, so that the loop only ever sees sound exchanges."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._spec = gate.identity.spec
+        self._dtype = WIRE_DTYPES[self._spec.dtype]
+        self._layers = frozenset(self._spec.moe_layer_ids)
+        self._sessions: dict[bytes, Session] = {}
+        self.num_refused = 0  # messages declined since the start
+
+    @property
+    def num_peers(self) -> int:
+        """Attention servers attached now."""
+        return len(self._sessions)
+
+    def receive(
+        self, peer: bytes, frames: Sequence[Frame]
+    ) -> tuple[list[Event], list[Frame] | None]:
+        """Take one multipart message; returns what happened and what to answer at once."""
+        try:
+            message = codec.decode_to_mlp(frames[0])
+            match message:
+                case Hello():
+                    return [], self._answer(peer, self._gate.on_hello(peer, message))
+                case Attach():
+                    return self._attach(peer, message)
+                case Detach():
+                    return self.gone(peer, "detached"), None
+                case Dispatch():
+                    return [Arrived(exchange=self._check(peer, message, frames))], None
+                case _:
+                    assert_never(message)
+        except AfdError as error:
+            return [], self._answer(peer, Refusal(code=_code_of(error), message=str(error)))
+
+    def gone(self, peer: bytes, reason: str) -> list[Event]:
+        """The connection of `peer` ended."""
+        self._gate.forget(peer)
+        session = self._sessions.pop(peer, None)
+        if session is None:
+            return []
+        return [PeerGone(peer=peer, server_id=session.server_id, reason=reason)]
+
+    def combine_frames(self, exchange: Exchange, partial: Tensor) -> list[Frame]:
+        """The reply to one exchange."""
+        header = exchange.header
+        if partial.dtype != self._dtype or partial.shape != exchange.rows.hidden_states.shape:
+            raise AssertionError(
+                f"partial sum is {tuple(partial.shape)} {partial.dtype}, expected "
+                f"{tuple(exchange.rows.hidden_states.shape)} {self._dtype}"
+            )
+        combine = Combine(
+            epoch=header.epoch,
+            step=header.step,
+            layer_id=header.layer_id,
+            micro_batch_id=header.micro_batch_id,
+            num_rows=header.num_rows,
+        )
+        return [codec.encode(combine), to_frame(partial)]
+
+    def failed_frames(self, exchange: Exchange, code: RefusalCode, message: str) -> list[Frame]:
+        """The answer to an exchange that has no result."""
+        header = exchange.header
+        failed = Failed(
+            epoch=header.epoch,
+            step=header.step,
+            layer_id=header.layer_id,
+            micro_batch_id=header.micro_batch_id,
+            code=code,
+            message=message,
+        )
+        return [codec.encode(failed)]
+
+    def _attach(self, peer: bytes, attach: Attach) -> tuple[list[Event], list[Frame]]:
+        outcome = self._gate.on_attach(peer, attach, num_peers=self.num_peers)
+        if isinstance(outcome, Refusal):
+            return [], self._answer(peer, outcome)
+        session, attached = outcome
+        self._sessions[peer] = session
+        event = PeerAttached(peer=peer, server_id=session.server_id, epoch=session.epoch)
+        return [event], [codec.encode(attached)]
+
+    def _answer(self, peer: bytes, message: Challenge | Refusal) -> list[Frame]:
+        if isinstance(message, Refusal):
+            self.num_refused += 1
+            logger.warning("refused peer %s: %s", peer.hex(), message.message)
+        return [codec.encode(message)]
+
+    def _check(self, peer: bytes, header: Dispatch, frames: Sequence[Frame]) -> Exchange:
+        session = self._sessions.get(peer)
+        if session is None:
+            raise _NotAttached("rows came before the handshake; attach first")
+        if header.epoch != session.epoch:
+            raise EpochMismatch(
+                f"dispatch carries epoch {header.epoch}, this session is at {session.epoch}; "
+                f"attach again before sending"
+            )
+        spec = self._spec
+        if header.layer_id not in self._layers:
+            raise ProtocolError(
+                f"layer {header.layer_id} has no experts here; "
+                f"MoE layers are {spec.moe_layer_ids[0]} to {spec.moe_layer_ids[-1]}"
+            )
+        if not 1 <= header.num_rows <= spec.max_rows:
+            raise CapacityError(
+                f"{header.num_rows} rows in one exchange; 1 to {spec.max_rows} were agreed"
+            )
+        if len(frames) != 4:
+            raise ProtocolError(f"a dispatch has 4 frames, got {len(frames)}")
+        rows = Rows(
+            hidden_states=from_frame(
+                frames[1], (header.num_rows, spec.hidden_size), self._dtype, "hidden_states"
+            ),
+            topk_ids=from_frame(frames[2], (header.num_rows, spec.top_k), torch.int32, "topk_ids"),
+            topk_weights=from_frame(
+                frames[3], (header.num_rows, spec.top_k), torch.float32, "topk_weights"
+            ),
+        )
+        lowest, highest = (int(bound) for bound in torch.aminmax(rows.topk_ids))
+        if lowest < -1 or highest >= spec.num_experts:
+            raise ProtocolError(
+                f"topk_ids between {lowest} and {highest}; the model has experts 0 to "
+                f"{spec.num_experts - 1}, and -1 for none"
+            )
+        return Exchange(peer=peer, header=header, rows=rows)
+
+
+class _NotAttached(ProtocolError):
+    pass
+
+
+def _code_of(error: AfdError) -> RefusalCode:
+    match error:
+        case _NotAttached():
+            return RefusalCode.NOT_ATTACHED
+        case EpochMismatch():
+            return RefusalCode.EPOCH
+        case CapacityError():
+            return RefusalCode.CAPACITY
+        case _:
+            return RefusalCode.PROTOCOL

@@ -1,0 +1,117 @@
+"""The MLP side over ZeroMQ: one ROUTER socket for every attention server."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+
+import zmq
+from torch import Tensor
+from zmq.utils.monitor import parse_monitor_message
+
+from sglang_afd.errors import ConfigError
+from sglang_afd.protocol.handshake import Gate
+from sglang_afd.protocol.messages import RefusalCode
+from sglang_afd.transport.base import Event, Exchange, Hub
+from sglang_afd.transport.sessions import Frame, Sessions
+from sglang_afd.transport.zmq_options import configure
+
+logger = logging.getLogger(__name__)
+
+MAX_BURST = 256  # messages taken in one poll, so that a flood cannot keep the loop from running
+
+
+class ZmqHub(Hub):
+    """Binds `listen` (`ipc://path`, `tcp://host:port`, port 0 picks a free one)."""
+
+    def __init__(self, gate: Gate, listen: str, *, heartbeat_timeout_s: float) -> None:
+        self._sessions = Sessions(gate)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        configure(self._socket, gate.identity.spec, heartbeat_timeout_s)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        try:
+            self._socket.bind(listen)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"cannot listen on --afd-listen {listen}: {error}") from None
+        self.address = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode()
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        # NOTE: a monitor names a lost connection by its descriptor only. Descriptors are reused, but
+        # in order: the oldest connection that had it is the one that went.
+        self._by_descriptor: defaultdict[int, list[bytes]] = defaultdict(list)
+        self._descriptor_of: dict[bytes, int] = {}
+        self._unreachable: list[Event] = []  # found while sending, told at the next poll
+
+    @property
+    def num_refused(self) -> int:
+        """Messages declined since the start."""
+        return self._sessions.num_refused
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """See `Hub`."""
+        events, self._unreachable = self._unreachable, []
+        if not self._poller.poll(0 if events else timeout_s * 1000):
+            return events
+        for _ in range(MAX_BURST):
+            try:
+                frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                break
+            events += self._receive(frames)
+        while self._monitor.poll(0):
+            lost = parse_monitor_message(self._monitor.recv_multipart())
+            events += self._disconnected(int(lost["value"]))
+        return events
+
+    def reply(self, exchange: Exchange, partial: Tensor) -> None:
+        """See `Hub`."""
+        self._send(exchange.peer, self._sessions.combine_frames(exchange, partial))
+
+    def decline(self, exchange: Exchange, code: RefusalCode, message: str) -> None:
+        """See `Hub`."""
+        self._send(exchange.peer, self._sessions.failed_frames(exchange, code, message))
+
+    def close(self) -> None:
+        """See `Hub`."""
+        if not self._socket.closed:
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._socket.close(0)
+            self._context.term()
+
+    def _receive(self, frames: list[zmq.Frame]) -> list[Event]:
+        peer = frames[0].bytes
+        if peer not in self._descriptor_of and len(frames) > 1:
+            descriptor = int(frames[1].get(zmq.SRCFD))
+            self._descriptor_of[peer] = descriptor
+            self._by_descriptor[descriptor].append(peer)
+        body: list[Frame] = [frame.buffer for frame in frames[1:]]
+        events, answer = self._sessions.receive(peer, body or [b""])
+        if answer is not None:
+            self._send(peer, answer)
+        return events
+
+    def _disconnected(self, descriptor: int) -> list[Event]:
+        peers = self._by_descriptor.get(descriptor)
+        if not peers:
+            return []  # never sent anything
+        peer = peers.pop(0)
+        del self._descriptor_of[peer]
+        if not peers:
+            del self._by_descriptor[descriptor]
+        return self._sessions.gone(peer, "its connection ended")
+
+    def _send(self, peer: bytes, frames: list[Frame]) -> None:
+        try:
+            self._socket.send_multipart([peer, *frames], zmq.DONTWAIT, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            logger.warning("peer %s left before its reply was sent", peer.hex())
+            self._unreachable += self._sessions.gone(peer, "it can no longer be reached")
+
+

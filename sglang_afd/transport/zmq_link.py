@@ -1,0 +1,216 @@
+"""The attention side over ZeroMQ: one DEALER socket for each MLP rank of the group."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import zmq
+from torch import Tensor
+from zmq.utils.monitor import parse_monitor_message
+
+from sglang_afd.errors import ConfigError, PeerLost, ProtocolError, Refused
+from sglang_afd.protocol import codec
+from sglang_afd.protocol.handshake import Greeter
+from sglang_afd.protocol.messages import (
+    Attach,
+    Attached,
+    Detach,
+    Dispatch,
+    Hello,
+    ModelSpec,
+    RefusalCode,
+    ToAttn,
+)
+from sglang_afd.topology import check_coverage
+from sglang_afd.transport.base import Link, Rows
+from sglang_afd.transport.slots import Slots
+from sglang_afd.transport.zmq_options import LOSS_EVENTS, configure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkOptions:
+    """How an attention server attaches and how long it waits."""
+
+    server_id: str
+    spec: ModelSpec
+    secret: bytes
+    heartbeat_timeout_s: float  # silence after which a rank counts as gone
+    stall_timeout_s: float  # longest wait for one exchange
+    handshake_timeout_s: float = 5.0  # for each answer of the handshake
+
+
+class ZmqLink(Link):
+    """Attached when the constructor returns.
+
+    Args:
+        addresses: The exchange address of every MLP rank, rank 0 first.
+
+    Raises:
+        Refused: A rank declined, and why.
+        PeerLost: A rank did not answer.
+        ConfigError: The ranks do not cover every expert once.
+    """
+
+    def __init__(self, addresses: Sequence[str], options: LinkOptions) -> None:
+        self._options = options
+        self._lost: str | None = None
+        self._lost_lock = threading.Lock()
+        self._closed = False
+        self._context = zmq.Context()
+        self._wake_in, self._wake_out = self._wake_pair()
+        self._sockets: list[zmq.Socket[bytes]] = []
+        self._monitors: list[zmq.Socket[bytes]] = []
+        try:
+            self.ranks = self._attach_all(addresses)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self.epoch = self.ranks[0].epoch
+        self._slots = Slots(options.spec, len(self.ranks))
+        self._poller = zmq.Poller()
+        for socket in (*self._sockets, self._wake_out):
+            self._poller.register(socket, zmq.POLLIN)
+
+    @property
+    def lost(self) -> str | None:
+        """See `Link`."""
+        return self._lost
+
+    def dispatch(self, header: Dispatch, rows: Rows) -> None:
+        """See `Link`."""
+        self._raise_if_lost()
+        frames = self._slots.put(header, rows)
+        for socket in self._sockets:
+            try:
+                socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
+            except zmq.ZMQError as error:
+                self.mark_lost(f"an exchange could not be sent: {error}")
+        self._raise_if_lost()
+
+    def combine(self, micro_batch_id: int) -> Tensor:
+        """See `Link`."""
+        deadline = time.monotonic() + self._options.stall_timeout_s
+        while not self._slots.is_whole(micro_batch_id):
+            remaining_s = deadline - time.monotonic()
+            ready = self._poller.poll(max(0.0, remaining_s) * 1000)
+            if not ready:
+                self.mark_lost(
+                    f"MLP rank(s) {self._slots.missing(micro_batch_id)} did not reply within "
+                    f"--afd-stall-timeout {self._options.stall_timeout_s:g} s"
+                )
+            self._raise_if_lost()
+            for socket, _ in ready:
+                self._receive(socket)
+        return self._slots.take(micro_batch_id)
+
+    def mark_lost(self, reason: str) -> None:
+        """See `Link`; callable from any thread."""
+        with self._lost_lock:
+            if self._lost is not None or self._closed:
+                return
+            self._lost = reason
+            self._wake_in.send(b"")
+
+    def watch(self, timeout_s: float) -> bool:
+        """Look for ranks that went away; called by one other thread than the scheduler's.
+
+        Returns: True while the link serves, False once it is lost or closed.
+        """
+        with_events = {socket: rank for rank, socket in enumerate(self._monitors)}
+        poller = zmq.Poller()
+        for monitor in self._monitors:
+            poller.register(monitor, zmq.POLLIN)
+        for monitor, _ in poller.poll(timeout_s * 1000):
+            event = parse_monitor_message(monitor.recv_multipart())
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                self.mark_lost(f"the connection to MLP rank {with_events[monitor]} ended")
+        return self._lost is None and not self._closed
+
+    def close_watch(self) -> None:
+        """Free what `watch` used, in the thread that called it."""
+        for monitor in self._monitors:
+            monitor.close(0)
+
+    def close(self) -> None:
+        """See `Link`."""
+        with self._lost_lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._wake_in.close(0)
+        self._wake_out.close(0)
+        for socket in self._sockets:
+            socket.disable_monitor()
+            if self._lost is None:
+                socket.setsockopt(zmq.LINGER, 200)
+                socket.send(codec.encode(Detach(epoch=self.epoch)), zmq.DONTWAIT)
+            socket.close()
+
+    def _attach_all(self, addresses: Sequence[str]) -> tuple[Attached, ...]:
+        attached: list[Attached] = []
+        for address in addresses:
+            epoch = attached[0].epoch if attached else 0
+            attached.append(self._attach(address, epoch))
+        for rank, answer in enumerate(attached):
+            if answer.rank != rank or answer.ep_size != len(addresses):
+                raise ConfigError(
+                    f"the server at {addresses[rank]} is rank {answer.rank} of "
+                    f"{answer.ep_size}, expected rank {rank} of {len(addresses)}"
+                )
+        check_coverage(
+            ((answer.first_expert, answer.stop_expert) for answer in attached),
+            self._options.spec.num_experts,
+        )
+        return tuple(attached)
+
+    def _attach(self, address: str, epoch: int) -> Attached:
+        options = self._options
+        socket = self._context.socket(zmq.DEALER)
+        configure(socket, options.spec, options.heartbeat_timeout_s)
+        # NOTE: a restarted server is another peer; it is met by a new handshake, not a reconnect.
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self._monitors.append(socket.get_monitor_socket(LOSS_EVENTS))
+        try:
+            socket.connect(address)
+        except zmq.ZMQError as error:
+            raise ConfigError(f"exchange address {address} is not usable: {error}") from None
+        self._sockets.append(socket)
+        greeter = Greeter(options.server_id, options.spec, options.secret)
+        try:
+            challenge = self._ask(socket, address, greeter.hello())
+            attach = greeter.answer(challenge, epoch=epoch)
+            return greeter.accepted(self._ask(socket, address, attach))
+        except ProtocolError as error:
+            raise Refused(RefusalCode.PROTOCOL, f"{address}: {error}") from None
+
+    def _ask(self, socket: zmq.Socket[bytes], address: str, message: Hello | Attach) -> ToAttn:
+        socket.send(codec.encode(message))
+        if not socket.poll(self._options.handshake_timeout_s * 1000):
+            raise PeerLost(
+                f"no MLP server answered at {address} within "
+                f"{self._options.handshake_timeout_s:g} s"
+            )
+        return codec.decode_to_attn(socket.recv_multipart()[0])
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> None:
+        rank = self._sockets.index(socket)
+        frames = socket.recv_multipart(copy=False)
+        try:
+            self._slots.receive(rank, [frame.buffer for frame in frames])
+        except (PeerLost, ProtocolError) as error:
+            self.mark_lost(str(error))
+            self._raise_if_lost()
+
+    def _raise_if_lost(self) -> None:
+        if self._lost is not None:
+            raise PeerLost(self._lost)
+
+    def _wake_pair(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        reader = self._context.socket(zmq.PAIR)
+        reader.bind("inproc://wake")
+        writer = self._context.socket(zmq.PAIR)
+        writer.connect("inproc://wake")
+        return writer, reader

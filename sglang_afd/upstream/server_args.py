@@ -1,0 +1,182 @@
+"""SGLang's command line: parsed by SGLang, with defaults for a CPU and refusals for what we lack."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sglang.srt.server_args import ServerArgs, prepare_server_args
+from sglang.srt.server_args_config_parser import ConfigArgumentMerger
+
+from sglang_afd.cli import StrictParser, unknown_flag
+from sglang_afd.config import AfdConfig, Role
+from sglang_afd.errors import ConfigError
+from sglang_afd.upstream import cpu_shim
+from sglang_afd.upstream.model_check import check_model, local_model_path
+
+# What stock SGLang needs on a machine without a GPU; the user's own flags come later and win.
+_CPU_DEFAULTS = {
+    "--device": "cpu",
+    "--attention-backend": "torch_native",
+    "--sampling-backend": "pytorch",
+}
+# A KV cache that fits a laptop beside the other servers, unless the user sizes it.
+_CPU_KV_DEFAULTS = {"--mem-fraction-static": "0.1", "--max-total-tokens": "16384"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleArgs:
+    """A command line as one of our roles understands it."""
+
+    server_args: ServerArgs
+    ep_size: int  # number of MLP ranks; SGLang itself is told 1
+
+
+def format_help() -> str:
+    """SGLang's own help, as it is."""
+    return _parser().format_help()
+
+
+def merge_config_file(argv: Sequence[str]) -> list[str]:
+    """Replace `--config FILE` by what the file says, as SGLang does; flags win over the file.
+
+    Raises:
+        ConfigError: SGLang cannot use the file.
+    """
+    arguments = list(argv)
+    if "--config" not in arguments:
+        return arguments
+    try:
+        merged: list[str] = ConfigArgumentMerger(_parser()).merge_config_with_args(arguments)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"--config: {error}") from None
+    return merged
+
+
+def parse_server_args(argv: Sequence[str], config: AfdConfig) -> RoleArgs:
+    """SGLang's arguments, resolved by SGLang, for one of our roles.
+
+    Args:
+        argv: What was left of the command line after ours, without `--config`.
+        config: Decides what is refused and which fields are fixed.
+
+    Raises:
+        ConfigError: A flag that SGLang lacks, or a combination that this version does not support.
+    """
+    parser = _parser()
+    raw, unknown = parser.parse_known_args(list(argv))
+    if unknown:
+        raise unknown_flag(parser, unknown[0])
+    refuse_unsupported(raw, config)
+    raw.model_path = local_model_path(raw)
+    check_model(raw.model_path, raw.json_model_override_args, config)
+    arguments = [*_cpu_defaults(raw), *argv, "--model-path", raw.model_path, "--ep-size", "1"]
+    try:
+        server_args = prepare_server_args(arguments)
+    except (ValueError, AssertionError) as error:
+        raise ConfigError(f"SGLang refuses these arguments: {error}") from error
+    if config.role is Role.ATTN:
+        _fix_attention_fields(server_args)
+    return RoleArgs(server_args=server_args, ep_size=raw.ep_size)
+
+
+def _parser() -> StrictParser:
+    parser = StrictParser(prog="python -m sglang_afd.launch_server", add_help=False)
+    ServerArgs.add_cli_args(parser)
+    return parser
+
+
+def _cpu_defaults(raw: argparse.Namespace) -> list[str]:
+    if not cpu_shim.IS_CPU:
+        return []
+    defaults = dict(_CPU_DEFAULTS)
+    if raw.mem_fraction_static is None and raw.max_total_tokens is None:
+        defaults |= _CPU_KV_DEFAULTS
+    return [item for pair in defaults.items() for item in pair]
+
+
+def refuse_unsupported(raw: argparse.Namespace, config: AfdConfig) -> None:
+    """Refuse before anything loads; every line says what to do instead."""
+    role = config.role
+    more_servers = "start more servers instead: any number of both roles works"
+    leave_out = "leave it out: "
+    refusals: list[tuple[bool, str, str]] = [
+        (raw.tp_size > 1, f"--tp-size {raw.tp_size}", more_servers),
+        (raw.dp_size > 1, f"--dp-size {raw.dp_size}", more_servers),
+        (raw.pp_size > 1, f"--pp-size {raw.pp_size}", more_servers),
+        (raw.nnodes > 1, f"--nnodes {raw.nnodes}", "start one server for each host instead"),
+        (raw.enable_dp_attention, "--enable-dp-attention", more_servers),
+        (
+            role is Role.ATTN and raw.ep_size > 1,
+            f"--ep-size {raw.ep_size}",
+            "give it to the MLP servers, which own the experts",
+        ),
+        (
+            raw.enable_two_batch_overlap or raw.enable_single_batch_overlap,
+            "SGLang's batch overlap",
+            leave_out + "overlapping the two roles is this package's own task",
+        ),
+        (
+            raw.moe_a2a_backend not in (None, "none"),
+            f"--moe-a2a-backend {raw.moe_a2a_backend}",
+            leave_out + "the exchange takes its place",
+        ),
+        (
+            raw.enable_eplb or raw.ep_num_redundant_experts > 0,
+            "--enable-eplb or --ep-num-redundant-experts",
+            leave_out + "each expert has one place in this version",
+        ),
+        (
+            raw.speculative_algorithm is not None,
+            f"--speculative-algorithm {raw.speculative_algorithm}",
+            leave_out + "speculative decoding is not supported yet",
+        ),
+        (
+            raw.disaggregation_mode != "null",
+            f"--disaggregation-mode {raw.disaggregation_mode}",
+            leave_out + "prefill/decode disaggregation is not supported yet",
+        ),
+        (
+            bool(raw.enable_lora or raw.lora_paths),
+            "LoRA",
+            "merge the adapters into the checkpoint: they are not supported yet",
+        ),
+        (
+            raw.quantization is not None,
+            f"--quantization {raw.quantization}",
+            leave_out + "quantised experts are not supported yet",
+        ),
+        (
+            raw.load_format not in ("auto", "safetensors", "dummy"),
+            f"--load-format {raw.load_format}",
+            "use auto, safetensors or dummy: other formats cannot be split by tensor",
+        ),
+        (
+            raw.tokenizer_worker_num > 1,
+            f"--tokenizer-worker-num {raw.tokenizer_worker_num}",
+            leave_out + "one HTTP process answers /afd/v1/status",
+        ),
+        (raw.enable_torch_compile, "--enable-torch-compile", leave_out + "it is not tested yet"),
+        (
+            cpu_shim.IS_CPU and raw.device not in (None, "cpu"),
+            f"--device {raw.device}",
+            "this machine has no CUDA driver; use --device cpu or leave it out",
+        ),
+        (
+            0 < raw.watchdog_timeout <= config.stall_timeout_s,
+            f"--afd-stall-timeout {config.stall_timeout_s:g} with "
+            f"--watchdog-timeout {raw.watchdog_timeout:g}",
+            "make the stall timeout smaller, or SGLang's watchdog ends the server first",
+        ),
+    ]
+    for is_set, what, instead in refusals:
+        if is_set:
+            raise ConfigError(f"{what} is not supported with --role {role}; {instead}")
+
+
+def _fix_attention_fields(server_args: ServerArgs) -> None:
+    # Shared experts stay separate modules, and top-k must come out in its standard format.
+    server_args.override("sglang_afd", disable_shared_experts_fusion=True)
+    if server_args.device != "cpu":
+        server_args.override("sglang_afd", moe_runner_backend="triton")
