@@ -79,7 +79,10 @@ def _build(target: Path, recipe: Recipe, progress: Progress) -> None:
     from sglang_afd.demo.build import CheckpointWriter, checkpoint_bytes
     from sglang_afd.demo.source import DenseSource, find_source
 
-    source = DenseSource(find_source())
+    path = find_source()
+    progress(0, 1, "reading the dense model")
+    source = DenseSource(path)
+    progress(1, 1, "reading the dense model")
     require_free_space(target, checkpoint_bytes(source.config, recipe))
     with staged_directory(target) as staging:
         CheckpointWriter(staging, source, recipe).write_all(progress)

@@ -23,6 +23,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+# NOTE: before transformers, which cannot import torchvision on a machine without CUDA otherwise.
+import sglang_afd.upstream.cpu_shim  # noqa: F401
+
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -36,7 +39,7 @@ _CORPUS = (
 )
 _VOCAB_SIZE = 512
 _EMBEDDING_STD = 1.0
-_WEIGHT_STD = 0.1  # at the default std of 0.02 every prompt runs into one repeated token
+_WEIGHT_STD = 0.06  # far below or above it, greedy text runs into one repeated token
 _EXPERT_NAME = re.compile(r"\.layers\.(?P<layer>\d+)\.mlp\.experts\.(?P<expert>\d+)\.")
 
 
@@ -178,8 +181,8 @@ def _read(path: Path, files: Mapping[str, str], name: str) -> torch.Tensor:
 def _common_config(num_layers: int, hidden_size: int) -> dict[str, Any]:
     tokenizer = _tokenizer()
     return {
-        # NOTE: rounded up only a little: an id beyond the tokenizer's would decode to nothing.
-        "vocab_size": -(-tokenizer.get_vocab_size() // 32) * 32,
+        # NOTE: exactly the tokenizer's: an id beyond it would decode to nothing.
+        "vocab_size": tokenizer.get_vocab_size(),
         "hidden_size": hidden_size,
         "intermediate_size": 2 * hidden_size,
         "num_hidden_layers": num_layers,
