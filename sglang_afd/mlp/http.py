@@ -12,7 +12,6 @@ import socket
 import time
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 import msgspec
@@ -24,6 +23,7 @@ from sglang_afd.mlp.board_metrics import render
 from sglang_afd.mlp.group import RENEW_S, Group, MemberReport
 from sglang_afd.process import die_with_parent
 from sglang_afd.protocol import auth
+from sglang_afd.transport.addresses import replace_wildcard
 
 logger = logging.getLogger(__name__)
 
@@ -168,12 +168,3 @@ async def _report(session: aiohttp.ClientSession, url: str, options: HttpOptions
             return f"refused: {await response.text()}"
     except (aiohttp.ClientError, TimeoutError) as error:
         return f"not reached yet: {error}"
-
-
-def replace_wildcard(address: str, host: str) -> str:
-    """Put a host that peers can reach into `tcp://0.0.0.0:port`; other addresses stay."""
-    parts = urlsplit(address)
-    if parts.scheme != "tcp" or parts.hostname not in ("0.0.0.0", "::", "*"):
-        return address
-    shown = f"[{host}]" if ":" in host else host
-    return urlunsplit(parts._replace(netloc=f"{shown}:{parts.port}"))

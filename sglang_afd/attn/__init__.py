@@ -1,0 +1,1 @@
+"""The attention role: an SGLang server whose routed experts run on the MLP servers."""

@@ -1,0 +1,175 @@
+"""Finds the MLP servers and attaches to them, again and again, in a thread of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+from urllib.parse import urlsplit
+
+from sglang_afd.attn.status import LinkState, StatusBoard
+from sglang_afd.config import check_exchange_address
+from sglang_afd.errors import AfdError, ConfigError, PeerLost, Refused
+from sglang_afd.protocol import auth
+from sglang_afd.transport.addresses import replace_wildcard
+from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+WATCH_S = 0.2
+HTTP_TIMEOUT_S = 3.0
+MAX_INFO_BYTES = 4 * 1024 * 1024
+
+
+class Attacher:
+    """Keeps one `ZmqLink` alive.
+
+    The scheduler's thread takes the link with `link()`; this class's own thread attaches, watches
+    and attaches again. A refusal ends the start-up, but not a server that has once been attached.
+    """
+
+    def __init__(self, mlp_url: str, options: LinkOptions, board: StatusBoard) -> None:
+        self._mlp_url = mlp_url.rstrip("/")
+        self._options = options
+        self._board = board
+        self._link: ZmqLink | None = None  # in use by the scheduler's thread
+        self._fresh: ZmqLink | None = None  # attached and not taken yet
+        self._refusal: AfdError | None = None
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._thread = threading.Thread(target=self._run, name="afd-attach", daemon=True)
+
+    def start(self) -> None:
+        """Begin to attach."""
+        self._thread.start()
+
+    def wait_first(self, timeout_s: float) -> None:
+        """Wait for the first attachment.
+
+        Raises:
+            Refused: An MLP server declined.
+            ConfigError: The MLP servers do not fit together.
+            PeerLost: Nothing was there within `timeout_s`.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._fresh or self._refusal, timeout_s)
+            if self._refusal is not None:
+                raise self._refusal
+            if self._fresh is None:
+                raise PeerLost(
+                    f"could not attach within --afd-attach-timeout {timeout_s:g} s: "
+                    f"{self._board.read().reason}"
+                )
+
+    def link(self) -> ZmqLink:
+        """The link in force; called by the scheduler's thread only.
+
+        Raises:
+            PeerLost: Detached; the message says why.
+        """
+        current = self._link
+        if current is not None and current.lost is None:
+            return current
+        with self._lock:
+            if current is not None:
+                current.close()
+            self._link, self._fresh = self._fresh, None
+        if self._link is None or self._link.lost is not None:
+            raise PeerLost(self._board.read().reason or "no MLP server is attached")
+        return self._link
+
+    def _run(self) -> None:
+        while True:
+            try:
+                link = ZmqLink(self._find(), self._options)
+            except AfdError as error:
+                self._failed(error)
+                time.sleep(RETRY_S)
+                continue
+            self._attached(link)
+            while link.watch(WATCH_S):
+                pass
+            link.close_watch()
+            self._lost(link)
+
+    def _find(self) -> list[str]:
+        """Ask rank 0 for the exchange address of every rank."""
+        info = fetch_info(self._mlp_url)
+        if info.get("role") != "mlp":
+            raise ConfigError(
+                f"--afd-mlp {self._mlp_url} is not an MLP server; give the address of one started "
+                f"with --role mlp"
+            )
+        if info["missing_ranks"] or "group" not in info:
+            raise PeerLost(f"MLP rank(s) {info['missing_ranks']} have not reported to rank 0 yet")
+        host = urlsplit(self._mlp_url).hostname or ""
+        addresses = [
+            replace_wildcard(member["exchange_address"], host) for member in info["group"]
+        ]
+        for address in addresses:
+            check_exchange_address("exchange address", address)
+            auth.require_secret_beyond_loopback(
+                address, self._options.secret, "the exchange address"
+            )
+        return addresses
+
+    def _attached(self, link: ZmqLink) -> None:
+        ranks = tuple(
+            {
+                "rank": answer.rank,
+                "first_expert": answer.first_expert,
+                "stop_expert": answer.stop_expert,
+                "boot_id": answer.boot_id,
+            }
+            for answer in link.ranks
+        )
+        with self._changed:
+            self._fresh = link
+            self._board.update(
+                state=LinkState.READY,
+                reason="",
+                epoch=link.epoch,
+                ranks=ranks,
+                num_attaches=self._board.read().num_attaches + 1,
+            )
+            self._changed.notify_all()
+        logger.info("attached to %d MLP server(s), epoch %d", len(ranks), link.epoch)
+
+    def _lost(self, link: ZmqLink) -> None:
+        reason = link.lost or "closed"
+        losses = self._board.read().num_losses + 1
+        self._board.update(
+            state=LinkState.DETACHED, reason=reason, epoch=0, ranks=(), num_losses=losses
+        )
+        logger.warning("lost the MLP servers: %s; attaching again", reason)
+
+    def _failed(self, error: AfdError) -> None:
+        before = self._board.read()
+        if str(error) != before.reason:
+            logger.warning("not attached: %s", error)
+            self._board.update(reason=str(error))
+        if before.state is LinkState.STARTING and isinstance(error, Refused | ConfigError):
+            with self._changed:
+                self._refusal = error
+                self._changed.notify_all()
+
+
+def fetch_info(url: str) -> dict[str, Any]:
+    """`/server_info` of an MLP server.
+
+    Raises:
+        PeerLost: Nothing answers there, or not with JSON.
+    """
+    try:
+        with urllib.request.urlopen(url + "/server_info", timeout=HTTP_TIMEOUT_S) as response:
+            info = json.loads(response.read(MAX_INFO_BYTES))
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise PeerLost(f"no MLP server answers at {url}: {error}") from None
+    if not isinstance(info, dict):
+        raise PeerLost(f"{url}/server_info answered a {type(info).__name__}, expected an object")
+    return info

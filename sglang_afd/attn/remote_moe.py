@@ -1,0 +1,157 @@
+"""`RemoteFusedMoE`: SGLang's MoE layer without weights; dispatch sends rows, combine waits for sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sglang_afd.attn import runtime
+from sglang_afd.transport.base import Rows
+from sglang_afd.upstream.moe import (
+    BaseDispatcher,
+    DispatchOutputFormat,
+    FusedMoE,
+    FusedMoEMethodBase,
+    QuantizationConfig,
+    TopKOutput,
+    TopKOutputChecker,
+)
+
+MICRO_BATCH_ID = 0  # one micro-batch a step in this version
+
+
+class Dispatched(NamedTuple):
+    """A dispatch that has begun; the pieces after the first have not been sent yet."""
+
+    hidden_states: Tensor  # [T, H], as given
+    pieces: Sequence[Rows]  # at most max_rows rows each
+
+    @property
+    def format(self) -> DispatchOutputFormat:
+        """SGLang reads it; ours carries what the standard one does."""
+        return DispatchOutputFormat.STANDARD
+
+
+class RemoteDispatcher(BaseDispatcher):
+    """Sends one layer's rows to every MLP rank and adds what comes back."""
+
+    def __init__(self, layer_id: int) -> None:
+        super().__init__()
+        self._layer_id = layer_id
+
+    def dispatch(self, hidden_states: Tensor, topk_output: TopKOutput) -> Dispatched:
+        """Start moving rows; returns without waiting.
+
+        Args:
+            hidden_states: [T, H] in the model's dtype.
+            topk_output: In SGLang's standard format: ids and weights, [T, K] each.
+
+        Raises:
+            PeerLost: No MLP servers are attached.
+        """
+        if not TopKOutputChecker.format_is_standard(topk_output):
+            raise AssertionError(f"top-k came as {topk_output.format}, expected STANDARD")
+        if hidden_states.shape[0] == 0:
+            return Dispatched(hidden_states, ())
+        rows = Rows(
+            hidden_states=hidden_states.contiguous(),
+            topk_ids=topk_output.topk_ids.to(torch.int32).contiguous(),
+            topk_weights=topk_output.topk_weights.to(torch.float32).contiguous(),
+        )
+        pieces = _cut(rows, runtime.current().max_rows)
+        runtime.current().send(self._layer_id, MICRO_BATCH_ID, pieces[0])
+        return Dispatched(hidden_states, pieces)
+
+    def combine(self, combine_input: Dispatched) -> Tensor:
+        """Wait for the sums: [T, H]; zero rows exchange nothing.
+
+        Raises:
+            PeerLost: An MLP server went away, or did not reply in time.
+        """
+        hidden_states, pieces = combine_input
+        if not pieces:
+            return torch.empty_like(hidden_states)
+        link = runtime.current()
+        sums = [link.receive(MICRO_BATCH_ID)]
+        for piece in pieces[1:]:
+            link.send(self._layer_id, MICRO_BATCH_ID, piece)
+            sums.append(link.receive(MICRO_BATCH_ID))
+        return sums[0] if len(sums) == 1 else torch.cat(sums)
+
+
+class RemoteFusedMoE(FusedMoE):
+    """What SGLang's models get in place of `FusedMoE`; it has no parameters."""
+
+    def __init__(
+        self, *args: Any, quant_config: QuantizationConfig | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, quant_config=_WeightlessConfig(quant_config), **kwargs)
+        self.dispatcher = RemoteDispatcher(self.layer_id)
+
+    def forward(
+        self, hidden_states: Tensor, topk_output: TopKOutput, pre_quant_input: object = None
+    ) -> Tensor:
+        """[T, H] to [T, H]; nothing of SGLang's is held while it waits."""
+        return self.dispatcher.combine(self.dispatcher.dispatch(hidden_states, topk_output))
+
+
+class _WeightlessMethod(FusedMoEMethodBase):
+    """A quantisation method that allocates nothing and computes nothing."""
+
+    def create_weights(self, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    def create_moe_runner(self, layer: torch.nn.Module, moe_runner_config: object) -> None:
+        self.moe_runner_config = moe_runner_config
+
+    def apply(self, layer: torch.nn.Module, dispatch_output: Dispatched) -> Dispatched:
+        return dispatch_output
+
+
+class _WeightlessConfig(QuantizationConfig):
+    """Makes `FusedMoE` choose `_WeightlessMethod`, under the name of the model's own format."""
+
+    def __init__(self, base: QuantizationConfig | None) -> None:
+        super().__init__()
+        self._base = base
+
+    def get_name(self) -> str:
+        return self._base.get_name() if self._base is not None else "none"
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> _WeightlessMethod:
+        return _WeightlessMethod()
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return []
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 0
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> _WeightlessConfig:
+        return cls(None)
+
+    def get_scaled_act_names(self) -> list[str]:
+        return []
+
+
+def _cut(rows: Rows, max_rows: int) -> list[Rows]:
+    num_rows = rows.hidden_states.shape[0]
+    if num_rows <= max_rows:
+        return [rows]
+    return [
+        Rows(
+            hidden_states=rows.hidden_states[start : start + max_rows],
+            topk_ids=rows.topk_ids[start : start + max_rows],
+            topk_weights=rows.topk_weights[start : start + max_rows],
+        )
+        for start in range(0, num_rows, max_rows)
+    ]
