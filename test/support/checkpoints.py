@@ -38,8 +38,14 @@ _CORPUS = (
     "every token goes to a few experts and their answers come back as one sum",
 )
 _VOCAB_SIZE = 512
+
+# Measured over 12 prompts and seeds: with transformers' 0.02, or 0.06 everywhere, exchanging two
+# experts moves the logits by a thousandth; with these it moves them by about twice their standard
+# deviation, every greedy text changes, and none runs into one repeated token.
 _EMBEDDING_STD = 1.0
-_WEIGHT_STD = 0.06  # far below or above it, greedy text runs into one repeated token
+_EXPERT_STD = 0.16
+_WEIGHT_STD = 0.08
+
 _EXPERT_NAME = re.compile(r"\.layers\.(?P<layer>\d+)\.mlp\.experts\.(?P<expert>\d+)\.")
 
 
@@ -214,12 +220,7 @@ def _tokenizer() -> Tokenizer:
 def _save(model: Any, out: Path, seed: int, dtype: str, max_shard_size: str) -> Path:
     from transformers import PreTrainedTokenizerFast
 
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1 or name.endswith(".bias"):
-                std = _EMBEDDING_STD if "embed" in name else _WEIGHT_STD
-                parameter.normal_(0.0, std, generator=generator)
+    _randomise(model, torch.Generator().manual_seed(seed))
     model.to(getattr(torch, dtype)).save_pretrained(out, max_shard_size=max_shard_size)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=_tokenizer(), eos_token="<|im_end|>", pad_token="<|endoftext|>"
@@ -227,3 +228,14 @@ def _save(model: Any, out: Path, seed: int, dtype: str, max_shard_size: str) -> 
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(out)
     return out
+
+
+@torch.no_grad()
+def _randomise(model: Any, generator: torch.Generator) -> None:
+    for name, parameter in model.named_parameters():
+        if "embed" in name:
+            parameter.normal_(0.0, _EMBEDDING_STD, generator=generator)
+        elif ".experts." in name:
+            parameter.normal_(0.0, _EXPERT_STD, generator=generator)
+        elif parameter.dim() > 1 or name.endswith(".bias"):
+            parameter.normal_(0.0, _WEIGHT_STD, generator=generator)

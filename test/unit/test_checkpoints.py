@@ -151,7 +151,7 @@ def test_a_swapped_expert_changes_the_logits(
     dst = swap_experts(src, tmp_path / "swapped", layer_id=0, a=1, b=3)
 
     difference = (logits_of(src, prompt) - logits_of(dst, prompt)).abs().max()
-    assert difference > 0.1, "a test that compares outputs could not see this fault"
+    assert difference > 0.5, "a test that compares outputs could not see this fault"
 
 
 def test_swapping_what_is_not_there_is_refused(qwen3: Path, tmp_path: Path) -> None:
