@@ -106,16 +106,29 @@ class Relay:
         response = web.StreamResponse(
             status=answer.status, reason=answer.reason, headers=response_headers(answer.headers)
         )
-        await response.prepare(request)
+        try:
+            await response.prepare(request)
+            await self._copy(server, answer, request, response)
+        except aiohttp.ClientConnectionResetError:
+            logger.debug("the client of %s left", request.path)
+        return response
+
+    async def _copy(
+        self,
+        server: Server,
+        answer: aiohttp.ClientResponse,
+        request: web.Request,
+        response: web.StreamResponse,
+    ) -> None:
         while True:
             try:
                 chunk = await answer.content.readany()
             except aiohttp.ClientError as error:
                 await _end_broken(request, response, _broken(server, "inside its answer", error))
-                return response
+                return
             if not chunk:
                 server.num_served += 1
-                return response
+                return
             await response.write(chunk)
 
 

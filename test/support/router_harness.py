@@ -1,0 +1,227 @@
+"""A router process and the attention servers it relays to, as router tests need them.
+
+The servers are real HTTP servers with real `/afd/v1/status` endpoints; only their generation is
+scripted. They live in a thread of the test process, where a test can hold and inspect them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+DEADLINE_S = 20.0
+Answer = Callable[["FakeAttn", web.Request], Awaitable[web.StreamResponse]]
+
+
+def wait_until(what: str, claim: Callable[[], bool]) -> None:
+    """Return once the claim holds; fail the test when it never does."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not claim():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.005)
+
+
+async def answer_ok(fake: FakeAttn, _request: web.Request) -> web.StreamResponse:
+    return web.Response(text=f"answer of {fake.port}")
+
+
+@dataclass
+class Received:
+    """One request as it reached the server."""
+
+    method: str
+    target: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+@dataclass
+class FakeAttn:
+    """One scripted attention server; its fields may be changed while it runs."""
+
+    answer: Answer = answer_ok
+    status: dict[str, Any] = field(
+        default_factory=lambda: {"role": "attn", "state": "ready", "reason": "", "more": [1]}
+    )
+    status_code: int = 200
+    port: int = 0
+    received: list[Received] = field(default_factory=list)
+    num_polls: int = 0
+    num_cancelled: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self.gate = asyncio.Event()
+        self._stop = asyncio.Event()
+        started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)))
+        self._thread.start()
+        assert started.wait(DEADLINE_S), "the fake server never started"
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Close the port and every connection."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+
+    def open_gate(self) -> None:
+        """Let answers that wait for `gate` go on."""
+        self._loop.call_soon_threadsafe(self.gate.set)
+
+    async def _serve(self, started: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        app = web.Application(client_max_size=2**30)
+        app.router.add_get("/afd/v1/status", self._answer_status)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        runner = web.AppRunner(
+            app, auto_decompress=False, handler_cancellation=True, shutdown_timeout=0.01
+        )
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = runner.addresses[0][1]
+        started.set()
+        await self._stop.wait()
+        await runner.cleanup()
+
+    async def _answer_status(self, _request: web.Request) -> web.Response:
+        self.num_polls += 1
+        return web.json_response(self.status, status=self.status_code)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.received.append(
+            Received(
+                method=request.method,
+                target=request.raw_path,
+                headers=[(k.decode(), v.decode()) for k, v in request.raw_headers],
+                body=await request.read(),
+            )
+        )
+        try:
+            return await self.answer(self, request)
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+
+
+@dataclass
+class Reply:
+    """One whole response of the router."""
+
+    status: int
+    reason: str
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error: dict[str, Any] = json.loads(self.body)["error"]
+        return error
+
+
+class RouterProcess:
+    """`python -m sgl_router_afd.launch_router` on a free port, ended with the block.
+
+    Args:
+        urls: The servers for --attn.
+        flags: More flags.
+    """
+
+    def __init__(self, *urls: str, flags: tuple[str, ...] = ()) -> None:
+        command = [sys.executable, "-m", "sgl_router_afd.launch_router", "--attn", *urls]
+        command += ["--port", "0", "--status-interval-s", "0.02", *flags]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.log: list[str] = []
+
+    def __enter__(self) -> Self:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(r"listening on http://127\.0\.0\.1:(\d+)", line):
+                self.port = int(found[1])
+                break
+        else:
+            raise AssertionError("the router never listened:\n" + "".join(self.log))
+        self._reader = threading.Thread(target=lambda: self.log.extend(self.process.stderr or ()))
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+
+    def ask(
+        self,
+        method: str,
+        target: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Reply:
+        """Send one request and read its whole response."""
+        connection = self.connect()
+        try:
+            connection.request(method, target, body, headers or {})
+            got = connection.getresponse()
+            return Reply(got.status, got.reason, got.headers, got.read())
+        finally:
+            connection.close()
+
+    def generate(self) -> Reply:
+        return self.ask("POST", "/generate", b"{}")
+
+    def servers(self) -> dict[str, dict[str, Any]]:
+        """The servers of `/afd/v1/status` by their URL."""
+        status = json.loads(self.ask("GET", "/afd/v1/status").body)
+        return {server["url"]: server for server in status["servers"]}
+
+    def wait_for_state(self, fake: FakeAttn, state: str) -> dict[str, Any]:
+        """Return the router's row for the server once it is in the state."""
+        wait_until(
+            f"{fake.url} is {state}", lambda: bool(self.servers()[fake.url]["state"] == state)
+        )
+        return self.servers()[fake.url]
+
+    def stop(self) -> int:
+        """End the router with SIGTERM; returns its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(DEADLINE_S)

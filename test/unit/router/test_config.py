@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+
+from sgl_router_afd.config import DEFAULTS, RouterConfig, parse_args
+from sgl_router_afd.endpoints import HEALTH, RELAYED, STATUS
+from sglang_afd.errors import ConfigError
+
+URL = "http://127.0.0.1:30001"
+
+
+def test_the_defaults_of_the_flags_are_those_of_the_dataclass() -> None:
+    assert parse_args(["--attn", URL]) == RouterConfig(attn_urls=(URL,))
+
+
+def test_attn_takes_several_urls_and_may_be_repeated() -> None:
+    config = parse_args(["--attn", "http://a:1", "http://b:2/", "--attn", "https://[::1]:3"])
+
+    assert config.attn_urls == ("http://a:1", "http://b:2", "https://[::1]:3")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "a:1", "http://a", "ftp://a:1", "http://:1", "http://a:1/v1", "http://a:1?x=1"]
+    + ["http://a:1#x", "http://user@a:1", "http://a:port", "http://a:70000"],
+)
+def test_a_url_that_names_no_server_is_refused_with_the_wanted_form(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"--attn got .*wanted http://host:port"):
+        RouterConfig(attn_urls=(url,))
+
+
+def test_the_same_server_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="names http://a:1 twice"):
+        RouterConfig(attn_urls=("http://a:1", "http://b:1", "http://A:1/"))
+
+
+def test_no_server_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least one"):
+        RouterConfig(attn_urls=())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("policy", "best"),
+        ("log_level", "loud"),
+        ("port", -1),
+        ("port", 65536),
+        ("status_interval_s", 0.0),
+        ("status_timeout_s", float("nan")),
+        ("max_missed_polls", 0),
+        ("connect_timeout_s", float("inf")),
+        ("shutdown_timeout_s", -1.0),
+        ("max_body_bytes", 0),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_the_name_of_its_flag(
+    field: str, value: float | str
+) -> None:
+    flag = "--" + field.replace("_", "-")
+
+    with pytest.raises(ConfigError, match=rf"{flag} got .*; choose"):
+        RouterConfig(attn_urls=(URL,), **{field: value})  # type: ignore[arg-type]
+
+
+def test_help_names_every_flag_with_its_default_and_every_endpoint(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_args(["--help"])
+
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0
+    for name, default in DEFAULTS.items():
+        assert f"--{name.replace('_', '-')} " in shown
+        assert f"(default: {default})" in shown
+    for endpoint in (HEALTH, STATUS, *RELAYED):
+        assert endpoint in shown
