@@ -14,6 +14,7 @@ SERVER_HOST = "127.0.0.1"
 STATUS_PATH = "/afd/v1/status"
 HEALTH_PATH = "/health"
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+STOP_STAGES = {"router": 0, "attn": 1, "mlp": 2}
 
 
 def router_url(config: LaunchConfig) -> str:
@@ -46,6 +47,8 @@ class Plan:
 
     def _attn(self, index: int) -> ServerSpec:
         flags = ["--afd-mlp", self._url(0)]
+        # Asked several times a second, by the launcher and by the router.
+        flags += ["--uvicorn-access-log-exclude-prefixes", STATUS_PATH]
         if self.num_gpus == 0:
             # A scheduler without requests would otherwise take a whole core.
             flags.append("--sleep-on-idle")
@@ -61,6 +64,7 @@ class Plan:
             name="router",
             argv=(*argv, *self.config.router_args),
             status_url=router_url(self.config) + STATUS_PATH,
+            stop_stage=STOP_STAGES["router"],
         )
 
     def _server(
@@ -75,6 +79,7 @@ class Plan:
             name=f"{role}-{index}",
             argv=(*argv, *self.config.server_args, *flags),
             status_url=self._url(place) + status_path,
+            stop_stage=STOP_STAGES[role],
         )
 
     def _url(self, place: int) -> str:

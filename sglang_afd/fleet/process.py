@@ -31,6 +31,7 @@ class ServerProcess:
 
     def __init__(self, spec: ServerSpec, on_line: Callable[[str], None]) -> None:
         self.name = spec.name
+        self.stop_stage = spec.stop_stage
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._popen = subprocess.Popen(
             spec.argv,

@@ -14,7 +14,7 @@ from sglang_afd.fleet.interrupts import Interrupts
 from sglang_afd.fleet.process import ServerProcess
 from sglang_afd.fleet.spec import ServerSpec
 
-GRACE_S = 10.0  # from the request to stop until the kill; SGLang looks for the request every 5 s
+GRACE_S = 10.0  # from the request to stop until the kill; SGLang looks for it every 5 s
 KILL_S = 2.0  # for a killed group to disappear
 DRAIN_S = 0.5  # for the last lines of a server that ended by itself
 
@@ -89,6 +89,14 @@ def _ended(code: int) -> str:
 
 
 async def _stop(processes: Sequence[ServerProcess], kill: asyncio.Event, grace_s: float) -> None:
+    for stage in sorted({process.stop_stage for process in processes}):
+        members = [process for process in processes if process.stop_stage == stage]
+        await _stop_together(members, kill, grace_s)
+
+
+async def _stop_together(
+    processes: Sequence[ServerProcess], kill: asyncio.Event, grace_s: float
+) -> None:
     for process in processes:
         process.terminate()
     all_ended: asyncio.Future[Any] = asyncio.gather(*(process.wait() for process in processes))

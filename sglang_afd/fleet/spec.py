@@ -12,3 +12,4 @@ class ServerSpec:
     name: str  # "attn-0": prefix of its output, unique in the fleet
     argv: tuple[str, ...]  # program and flags
     status_url: str  # see probe.py for what counts as ready
+    stop_stage: int = 0  # servers of a lower stage are stopped first: those that use the others

@@ -35,8 +35,8 @@ from sglang_afd.fleet.run import run_fleet
 from sglang_afd.fleet.spec import ServerSpec
 
 servers = [
-    ServerSpec(name=name, argv=(sys.executable, "-c", code), status_url="")
-    for name, code in json.loads(sys.argv[1]).items()
+    ServerSpec(name=name, argv=(sys.executable, "-c", code), status_url="", stop_stage=stage)
+    for stage, (name, code) in enumerate(json.loads(sys.argv[1]).items())
 ]
 console = Console(quiet=False)
 try:
@@ -48,7 +48,7 @@ except AfdError as error:
 
 
 class Launcher:
-    """A launcher process over servers given as Python code."""
+    """A launcher process over servers given as Python code, in the order in which they stop."""
 
     def __init__(self, log: Path, servers: dict[str, str], use_s: float) -> None:
         self.log = log
@@ -170,6 +170,17 @@ def test_a_signal_stops_every_server(start_launcher: StartLauncher, number: sign
 
     assert launcher.process.wait(WAIT_S) == 128 + number
     assert_none_is_left(pids)
+
+
+def test_a_server_is_stopped_after_those_that_use_it(start_launcher: StartLauncher) -> None:
+    slow = "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), print('end'), sys.exit()))"
+    launcher = start_launcher({"user": SERVER.format(then=slow), "used": SERVER.format(then=slow)})
+    launcher.pids(2)
+
+    launcher.process.terminate()
+    launcher.process.wait(WAIT_S)
+
+    assert launcher.text().splitlines()[-2:] == ["user | end", "used | end"]
 
 
 def test_a_server_that_ignores_the_request_to_stop_is_killed(
