@@ -144,7 +144,7 @@ def _add(
     group: argparse._ArgumentGroup, field: str, flag: str, metavar: str, description: str
 ) -> None:
     default = AfdConfig.__dataclass_fields__[field].default
-    shown = "" if default in ("", -1) else f" Default: {default:g}."  # type: ignore[str-format]
+    shown = "" if default in ("", -1) else f" Default: {default:g}."
     group.add_argument(
         flag,
         dest=field,

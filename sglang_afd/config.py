@@ -113,4 +113,6 @@ def _check_url(flag: str, url: str) -> None:
 
 def _check_range(flag: str, value: float, lowest: float, highest: float) -> None:
     if not lowest <= value <= highest:
-        raise ConfigError(f"{flag} {value:g} is out of range; {lowest:g} to {highest:g} are allowed")
+        raise ConfigError(
+            f"{flag} {value:g} is out of range; {lowest:g} to {highest:g} are allowed"
+        )

@@ -1,7 +1,7 @@
 """The error tree; every message says what broke, what was got, what was wanted and what to do.
 
 AfdError
-    ConfigError         a flag, a file or a combination that cannot work; raised before anything loads
+    ConfigError         a flag, file or combination that cannot work; raised before anything loads
     UpstreamMismatch    the installed SGLang is not the one this package was written against
     ProtocolError       a peer sent something that this side does not understand
         EpochMismatch   a message of another generation of the peer set

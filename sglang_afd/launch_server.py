@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one server until it is told to stop; returns the exit code (2 for a mistake in `argv`)."""
+    """Run one server until told to stop; returns the exit code (2 for a mistake in `argv`)."""
     try:
         return _main(argv)
     except ConfigError as error:

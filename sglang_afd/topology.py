@@ -12,8 +12,8 @@ from sglang_afd.errors import ConfigError
 class ExpertShard:
     """The contiguous logical experts of one expert-parallel rank.
 
-    Every rank has `num_local` expert places; the last ranks' places beyond `num_experts` are phantom
-    experts, which no token is ever routed to.
+    Every rank has `num_local` expert places; the last ranks' places beyond `num_experts` are
+    phantom experts, which no token is ever routed to.
     """
 
     rank: int  # 0 .. ep_size - 1

@@ -108,9 +108,7 @@ class Attacher:
         if info["missing_ranks"] or "group" not in info:
             raise PeerLost(f"MLP rank(s) {info['missing_ranks']} have not reported to rank 0 yet")
         host = urlsplit(self._mlp_url).hostname or ""
-        addresses = [
-            replace_wildcard(member["exchange_address"], host) for member in info["group"]
-        ]
+        addresses = [replace_wildcard(member["exchange_address"], host) for member in info["group"]]
         for address in addresses:
             check_exchange_address("exchange address", address)
             auth.require_secret_beyond_loopback(

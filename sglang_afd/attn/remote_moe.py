@@ -1,4 +1,4 @@
-"""`RemoteFusedMoE`: SGLang's MoE layer without weights; dispatch sends rows, combine waits for sums."""
+"""`RemoteFusedMoE`: SGLang's MoE layer without weights; it sends rows and waits for their sums."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Runtime:
         """Check that every MoE layer is remote, and begin to attach.
 
         Raises:
-            UpstreamMismatch: A layer's experts are local; this server would serve the model unsplit.
+            UpstreamMismatch: A layer's experts are local, so the model would be served unsplit.
         """
         from sglang_afd.attn.remote_moe import RemoteFusedMoE
 

@@ -31,7 +31,9 @@ def run_attn_scheduler(
     Args:
         config: Ours.
         board: Shown by the HTTP process.
-        server_args: SGLang's, followed by whatever else SGLang passes.
+        server_args: SGLang's.
+        *args: Whatever else SGLang passes.
+        **kwargs: Whatever else SGLang passes.
     """
     runtime.install(Runtime(config, server_args, board))
     try:
@@ -115,7 +117,8 @@ def _around_run_batch(
 
 
 def _die(error: AfdError) -> NoReturn:
-    """End the whole server with one line; SGLang's parent process takes the signal as "a child failed"."""
-    print(f"sglang-afd: error: {error}", file=sys.stderr, flush=True)
+    """End the whole server with one line; the signal tells SGLang's parent that a child failed."""
+    sys.stderr.write(f"sglang-afd: error: {error}\n")
+    sys.stderr.flush()
     os.kill(os.getppid(), signal.SIGQUIT)
     os._exit(1)

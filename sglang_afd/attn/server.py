@@ -1,4 +1,4 @@
-"""Start an attention server: SGLang's own, with our scheduler entry point and our status endpoint."""
+"""Start an attention server: SGLang's own, with our scheduler entry point and our status."""
 
 from __future__ import annotations
 

@@ -64,9 +64,7 @@ class Experts:
         }
         self._check(skeleton, model_config.hf_config.architectures[0])
         first = next(iter(self.layers.values()))
-        self.shard = ExpertShard(
-            rank=rank, ep_size=ep_size, num_experts=first.num_logical_experts
-        )
+        self.shard = ExpertShard(rank=rank, ep_size=ep_size, num_experts=first.num_logical_experts)
         self.dtype: torch.dtype = model_config.dtype
         self.architecture: str = model_config.hf_config.architectures[0]
         self.hidden_size: int = first.hidden_size
@@ -124,7 +122,7 @@ class Experts:
                 "the attention side; choose another --moe-runner-backend"
             )
 
-    def _load(self, server_args: ServerArgs, skeleton: torch.nn.Module) -> None:
+    def _load(self, server_args: ServerArgs, skeleton: Any) -> None:
         if server_args.load_format == "dummy":
             for layer in self.layers.values():
                 environment.fill_dummy(layer)

@@ -64,9 +64,7 @@ class Group:
                 f"rank {member.rank} is already served by {held.exchange_address}; "
                 f"stop it, or wait {LEASE_S:g} s after it died"
             )
-        self._leases[member.rank] = _Lease(
-            report=member, expires_at_s=self._clock() + LEASE_S
-        )
+        self._leases[member.rank] = _Lease(report=member, expires_at_s=self._clock() + LEASE_S)
 
     def members(self) -> list[MemberReport]:
         """The live ranks, ascending."""

@@ -110,9 +110,7 @@ class Loop:
             self._words[Counter.FAILED] += 1
             self._hub.decline(exchange, RefusalCode.EXPERT, f"the experts failed: {error}")
 
-    def _count(
-        self, exchanges: list[Exchange], rows: Rows, started_ns: int, ran_ns: int
-    ) -> None:
+    def _count(self, exchanges: list[Exchange], rows: Rows, started_ns: int, ran_ns: int) -> None:
         words = self._words
         words[Counter.RUN_NS] += ran_ns - started_ns
         words[Counter.REPLY_NS] += time.monotonic_ns() - ran_ns

@@ -23,15 +23,15 @@ POLL_S = 0.2
 GRACE_S = 10.0  # for children to stop by themselves
 
 
-def serve(
-    config: AfdConfig, server_args: ServerArgs, *, ep_size: int, argv: Sequence[str]
-) -> int:
+def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int, argv: Sequence[str]) -> int:
     """Serve `--afd-ep-rank`, or all ranks on the ports from `--port` on."""
     experts = num_experts_of(server_args.model_path, server_args.json_model_override_args)
     last = config.ep_rank if config.ep_rank >= 0 else ep_size - 1
     ExpertShard(rank=last, ep_size=ep_size, num_experts=experts)  # refuses an empty rank
     if config.ep_rank >= 0 or ep_size == 1:
-        return server.serve(replace(config, ep_rank=max(config.ep_rank, 0)), server_args, ep_size=ep_size)
+        return server.serve(
+            replace(config, ep_rank=max(config.ep_rank, 0)), server_args, ep_size=ep_size
+        )
     if config.listen:
         raise ConfigError(
             "--afd-listen with several ranks in one command would give them one address; "
@@ -62,7 +62,7 @@ class _Ranks:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self._children = [
-            subprocess.Popen(command, preexec_fn=die_with_parent)  # noqa: PLW1509 - no threads yet
+            subprocess.Popen(command, preexec_fn=die_with_parent)  # no threads yet
             for command in self._commands
         ]
         ended: int | None = None

@@ -1,7 +1,7 @@
 """Every control message, one tagged union per direction.
 
-A message is one frame; the tensors of an exchange follow as raw frames whose dtypes the handshake and
-whose rows the header fix, so that nothing on the wire describes itself.
+A message is one frame; the tensors of an exchange follow as raw frames whose dtypes the handshake
+and whose rows the header fix, so that nothing on the wire describes itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Strict and immutable; unknown fields are refused."""
 
 
-class ModelSpec(_Message):
+class ModelSpec(_Message, frozen=True):
     """What both roles must agree on before they exchange rows."""
 
     package_version: str
@@ -50,7 +50,7 @@ class ModelSpec(_Message):
     max_rows: int  # rows of one exchange at most
 
 
-class Hello(_Message, tag="hello"):
+class Hello(_Message, frozen=True, tag="hello"):
     """Attention to MLP: opens the handshake."""
 
     server_id: str  # 1 to 64 characters, names the attention server in logs and metrics
@@ -58,7 +58,7 @@ class Hello(_Message, tag="hello"):
     has_secret: bool
 
 
-class Attach(_Message, tag="attach"):
+class Attach(_Message, frozen=True, tag="attach"):
     """Attention to MLP: asks for a slot table under an epoch."""
 
     spec: ModelSpec
@@ -66,13 +66,13 @@ class Attach(_Message, tag="attach"):
     proof: bytes  # HMAC, see auth.py
 
 
-class Detach(_Message, tag="detach"):
+class Detach(_Message, frozen=True, tag="detach"):
     """Attention to MLP: an orderly goodbye."""
 
     epoch: int
 
 
-class Dispatch(_Message, tag="dispatch"):
+class Dispatch(_Message, frozen=True, tag="dispatch"):
     """Attention to MLP: rows follow as three frames.
 
     Frames: `hidden_states [T, H]` in the agreed dtype, `topk_ids [T, K]` int32 logical expert ids
@@ -87,14 +87,14 @@ class Dispatch(_Message, tag="dispatch"):
     kind: Kind
 
 
-class Challenge(_Message, tag="challenge"):
+class Challenge(_Message, frozen=True, tag="challenge"):
     """MLP to attention: proves the secret and asks for the same."""
 
     nonce: bytes  # 32 random bytes
     proof: bytes  # HMAC, see auth.py
 
 
-class Attached(_Message, tag="attached"):
+class Attached(_Message, frozen=True, tag="attached"):
     """MLP to attention: the slots are open."""
 
     epoch: int
@@ -105,14 +105,14 @@ class Attached(_Message, tag="attached"):
     boot_id: str  # of this MLP process
 
 
-class Refusal(_Message, tag="refusal"):
+class Refusal(_Message, frozen=True, tag="refusal"):
     """MLP to attention: a handshake, or any other message, was declined; the connection stays."""
 
     code: RefusalCode
     message: str
 
 
-class Combine(_Message, tag="combine"):
+class Combine(_Message, frozen=True, tag="combine"):
     """MLP to attention: one partial sum follows, `[T, H]` in the agreed dtype."""
 
     epoch: int
@@ -122,7 +122,7 @@ class Combine(_Message, tag="combine"):
     num_rows: int
 
 
-class Failed(_Message, tag="failed"):
+class Failed(_Message, frozen=True, tag="failed"):
     """MLP to attention: this exchange has no result."""
 
     epoch: int

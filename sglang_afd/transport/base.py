@@ -1,7 +1,8 @@
 """The exchange contract, which every transport keeps and `test/contract` checks.
 
 A slot is (attention server, micro-batch). At most one exchange is in flight in a slot, and the
-attention side keeps what it sent until the reply of every rank is there. T, H, K: docs/architecture.md.
+attention side keeps what it sent until the reply of every rank is there. T, H and K stand in
+docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class Link(ABC):
     def dispatch(self, header: Dispatch, rows: Rows) -> None:
         """Start one exchange; returns without waiting.
 
-        The slot is `header.micro_batch_id`; it holds `rows` until `combine` returned, and the caller
-        must not write into them meanwhile.
+        The slot is `header.micro_batch_id`; it holds `rows` until `combine` returned, and the
+        caller must not write into them meanwhile.
 
         Raises:
             CapacityError: More rows than the handshake agreed on.
@@ -114,7 +115,7 @@ class Hub(ABC):
 
     @abstractmethod
     def reply(self, exchange: Exchange, partial: Tensor) -> None:
-        """Send this rank's partial sum, `[T, H]` in the agreed dtype; a peer that left is skipped."""
+        """Send this rank's partial sum, `[T, H]` in the agreed dtype; skips a peer that left."""
 
     @abstractmethod
     def decline(self, exchange: Exchange, code: RefusalCode, message: str) -> None:

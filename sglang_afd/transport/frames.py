@@ -12,7 +12,7 @@ from sglang_afd.errors import ProtocolError
 def to_frame(tensor: Tensor) -> memoryview:
     """The bytes of a CPU tensor, without a copy; the tensor must outlive the send."""
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return flat.numpy().data
 
 
 def from_frame(

@@ -36,12 +36,12 @@ class ZmqHub(Hub):
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise ConfigError(f"cannot listen on --afd-listen {listen}: {error}") from None
-        self.address = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode()
+        self.address = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
-        # NOTE: a monitor names a lost connection by its descriptor only. Descriptors are reused, but
-        # in order: the oldest connection that had it is the one that went.
+        # NOTE: a monitor names a lost connection by its descriptor only. Descriptors are reused,
+        # but in order: the oldest connection that had it is the one that went.
         self._by_descriptor: defaultdict[int, list[bytes]] = defaultdict(list)
         self._descriptor_of: dict[bytes, int] = {}
         self._unreachable: list[Event] = []  # found while sending, told at the next poll
@@ -54,7 +54,7 @@ class ZmqHub(Hub):
     def poll(self, timeout_s: float) -> list[Event]:
         """See `Hub`."""
         events, self._unreachable = self._unreachable, []
-        if not self._poller.poll(0 if events else timeout_s * 1000):
+        if not self._poller.poll(0 if events else round(timeout_s * 1000)):
             return events
         for _ in range(MAX_BURST):
             try:
@@ -113,5 +113,3 @@ class ZmqHub(Hub):
                 raise
             logger.warning("peer %s left before its reply was sent", peer.hex())
             self._unreachable += self._sessions.gone(peer, "it can no longer be reached")
-
-

@@ -95,7 +95,7 @@ class ZmqLink(Link):
         deadline = time.monotonic() + self._options.stall_timeout_s
         while not self._slots.is_whole(micro_batch_id):
             remaining_s = deadline - time.monotonic()
-            ready = self._poller.poll(max(0.0, remaining_s) * 1000)
+            ready = self._poller.poll(max(0, round(remaining_s * 1000)))
             if not ready:
                 self.mark_lost(
                     f"MLP rank(s) {self._slots.missing(micro_batch_id)} did not reply within "
@@ -123,7 +123,7 @@ class ZmqLink(Link):
         poller = zmq.Poller()
         for monitor in self._monitors:
             poller.register(monitor, zmq.POLLIN)
-        for monitor, _ in poller.poll(timeout_s * 1000):
+        for monitor, _ in poller.poll(round(timeout_s * 1000)):
             event = parse_monitor_message(monitor.recv_multipart())
             if event["event"] == zmq.EVENT_DISCONNECTED:
                 self.mark_lost(f"the connection to MLP rank {with_events[monitor]} ended")
@@ -188,7 +188,7 @@ class ZmqLink(Link):
 
     def _ask(self, socket: zmq.Socket[bytes], address: str, message: Hello | Attach) -> ToAttn:
         socket.send(codec.encode(message))
-        if not socket.poll(self._options.handshake_timeout_s * 1000):
+        if not socket.poll(round(self._options.handshake_timeout_s * 1000)):
             raise PeerLost(
                 f"no MLP server answered at {address} within "
                 f"{self._options.handshake_timeout_s:g} s"

@@ -1,8 +1,8 @@
 """Lets SGLang be imported and served on a machine without a CUDA driver.
 
-Importing this module installs the shim when it is needed, and costs next to nothing otherwise. It must
-be the first import of every process that will import SGLang; spawned children get it by importing
-the launcher module again. What it covers, and why, stands in docs/upstream.md.
+Importing this module installs the shim when it is needed, and costs next to nothing otherwise. It
+must be the first import of every process that will import SGLang; spawned children get it by
+importing the launcher module again. What it covers, and why, stands in docs/upstream.md.
 """
 
 from __future__ import annotations

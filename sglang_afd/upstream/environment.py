@@ -17,7 +17,7 @@ from sglang.srt.model_loader.utils import get_model_architecture, set_default_to
 from sglang.srt.model_loader.weight_utils import initialize_dummy_weights
 from sglang.srt.runtime_context import get_parallel, publish
 from sglang.srt.server_args import ServerArgs
-from torch import nn
+from torch import distributed, nn
 
 from sglang_afd.topology import ExpertShard
 
@@ -31,8 +31,8 @@ def enter_process(server_args: ServerArgs) -> ModelConfig:
     """
     publish(server_args, role="scheduler")
     model_config = ModelConfig.from_server_args(server_args)
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    store = distributed.HashStore()  # type: ignore[attr-defined]
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     init_distributed_environment(
         world_size=1, rank=0, local_rank=0, distributed_init_method="env://", backend="gloo"
     )
@@ -68,7 +68,8 @@ def build_skeleton(
         set_default_torch_dtype(model_config.dtype),
         torch.device("meta"),
     ):
-        return _initialize_model(model_config, load_config, None)
+        model: nn.Module = _initialize_model(model_config, load_config, None)
+        return model
 
 
 def fill_dummy(layer: nn.Module) -> None:

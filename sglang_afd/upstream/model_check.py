@@ -55,7 +55,8 @@ def check_model(model_path: str, overrides: str, config: AfdConfig) -> None:
     if num_experts_of(model_path, overrides) < 2:
         raise ConfigError(
             f"{name} in {model_path} is not a mixture-of-experts model (no expert count in its "
-            f"config.json), so there is nothing to split; serve it with python -m sglang.launch_server"
+            f"config.json), so there is nothing to split; serve it with "
+            f"python -m sglang.launch_server"
         )
     if model.get("quantization_config") or text.get("quantization_config"):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""SGLang's command line: parsed by SGLang, with defaults for a CPU and refusals for what we lack."""
+"""SGLang's command line: parsed by SGLang, with a CPU's defaults and refusals for what we lack."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ def without_experts(
 ) -> Callable[..., Generator[tuple[str, Tensor], None, None]]:
     """A replacement for SGLang's iterators that skips expert tensors.
 
-    SGLang's tuning arguments (threads, mmap, prefetch) are accepted and have no effect: what is left
-    without the experts is small.
+    SGLang's tuning arguments (threads, mmap, prefetch) are accepted and have no effect: what is
+    left without the experts is small.
     """
 
     def iterate(
