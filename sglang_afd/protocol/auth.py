@@ -68,10 +68,18 @@ def is_loopback(address: str) -> bool:
     host = urlsplit(address if "://" in address else f"//{address}").hostname or ""
     if host == "localhost":
         return True
+    # A bare IPv6 address looks like a host with a port.
+    ip = _ip_address(address) or _ip_address(host)
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped:
+        return ip.ipv4_mapped.is_loopback
+    return ip is not None and ip.is_loopback
+
+
+def _ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(text)
     except ValueError:
-        return False
+        return None
 
 
 def require_secret_beyond_loopback(address: str, secret: bytes, flag: str) -> None:
