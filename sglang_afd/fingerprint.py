@@ -22,7 +22,7 @@ def fingerprint(model_path: str, *, load_format: str, overrides: str) -> str:
         overrides: SGLang's --json-model-override-args.
 
     Raises:
-        ConfigError: No config.json, or no safetensors file.
+        ConfigError: No config.json, no safetensors file, or one that is broken.
     """
     digest = hashlib.sha256()
     directory = Path(model_path)
@@ -93,9 +93,24 @@ def _add_shard(digest: hashlib._Hash, shard: Path) -> None:
         if data_bytes < 0:
             raise ConfigError(f"{shard} is cut short: its header alone needs {data_start} bytes")
         file.seek(8)
-        header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
+        header, wanted_bytes = _read_header(file.read(length), shard)
+        if data_bytes < wanted_bytes:
+            raise ConfigError(
+                f"{shard} is cut short: it has {data_bytes} bytes of tensors, its header tells of "
+                f"{wanted_bytes}; copy or download it again"
+            )
         digest.update(json.dumps(header, sort_keys=True).encode())
+        last = max(0, data_bytes - SAMPLE_BYTES)
         for index in range(NUM_SAMPLES):
-            file.seek(data_start + data_bytes * index // NUM_SAMPLES)
+            file.seek(data_start + last * index // (NUM_SAMPLES - 1))
             digest.update(file.read(SAMPLE_BYTES))
+
+
+def _read_header(text: bytes, shard: Path) -> tuple[dict[str, object], int]:
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        ends = [tensor["data_offsets"][1] for tensor in header.values()]
+        return header, max(ends, default=0)
+    except (ValueError, AttributeError, TypeError, LookupError):
+        raise ConfigError(f"{shard} has no safetensors header; copy or download it again") from None
