@@ -40,6 +40,7 @@ class Attacher:
         self._link: ZmqLink | None = None  # in use by the scheduler's thread
         self._fresh: ZmqLink | None = None  # attached and not taken yet
         self._refusal: AfdError | None = None
+        self._dead: list[ZmqLink] = []  # lost, and perhaps not closed by the scheduler's thread yet
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._run, name="afd-attach", daemon=True)
@@ -85,6 +86,7 @@ class Attacher:
 
     def _run(self) -> None:
         while True:
+            self._reap()
             try:
                 link = ZmqLink(self._find(), self._options)
             except AfdError as error:
@@ -93,8 +95,7 @@ class Attacher:
                 continue
             self._attached(link)
             while link.watch(WATCH_S):
-                pass
-            link.close_watch()
+                self._reap()
             self._lost(link)
 
     def _find(self) -> list[str]:
@@ -127,6 +128,8 @@ class Attacher:
             for answer in link.ranks
         )
         with self._changed:
+            if self._fresh is not None:
+                self._fresh.close()  # lost again before the scheduler took it
             self._fresh = link
             self._board.update(
                 state=LinkState.READY,
@@ -140,11 +143,17 @@ class Attacher:
 
     def _lost(self, link: ZmqLink) -> None:
         reason = link.lost or "closed"
+        self._dead.append(link)
         losses = self._board.read().num_losses + 1
         self._board.update(
             state=LinkState.DETACHED, reason=reason, epoch=0, ranks=(), num_losses=losses
         )
         logger.warning("lost the MLP servers: %s; attaching again", reason)
+
+    def _reap(self) -> None:
+        for link in [link for link in self._dead if link.is_closed]:
+            link.close_watch()
+            self._dead.remove(link)
 
     def _failed(self, error: AfdError) -> None:
         before = self._board.read()

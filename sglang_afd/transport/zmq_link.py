@@ -27,7 +27,7 @@ from sglang_afd.protocol.messages import (
 from sglang_afd.topology import check_coverage
 from sglang_afd.transport.base import Link, Rows
 from sglang_afd.transport.slots import Slots
-from sglang_afd.transport.zmq_options import LOSS_EVENTS, configure
+from sglang_afd.transport.zmq_options import configure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +59,7 @@ class ZmqLink(Link):
         self._lost: str | None = None
         self._lost_lock = threading.Lock()
         self._closed = False
+        self.ranks = ()
         self._context = zmq.Context()
         self._wake_in, self._wake_out = self._wake_pair()
         self._sockets: list[zmq.Socket[bytes]] = []
@@ -66,7 +67,8 @@ class ZmqLink(Link):
         try:
             self.ranks = self._attach_all(addresses)
         except BaseException:
-            self._context.destroy(linger=0)
+            self.close()
+            self.close_watch()
             raise
         self.epoch = self.ranks[0].epoch
         self._slots = Slots(options.spec, len(self.ranks))
@@ -129,10 +131,19 @@ class ZmqLink(Link):
                 self.mark_lost(f"the connection to MLP rank {with_events[monitor]} ended")
         return self._lost is None and not self._closed
 
+    @property
+    def is_closed(self) -> bool:
+        """Has `close` been called?"""
+        return self._closed
+
     def close_watch(self) -> None:
-        """Free what `watch` used, in the thread that called it."""
+        """Free what `watch` used, in the thread that called it, and only after `close`.
+
+        NOTE: ZeroMQ blocks in a monitored socket whose monitor was closed first.
+        """
         for monitor in self._monitors:
             monitor.close(0)
+        self._context.term()
 
     def close(self) -> None:
         """See `Link`."""
@@ -142,9 +153,10 @@ class ZmqLink(Link):
             self._closed = True
             self._wake_in.close(0)
         self._wake_out.close(0)
+        is_attached = self._lost is None and bool(self.ranks)
         for socket in self._sockets:
             socket.disable_monitor()
-            if self._lost is None:
+            if is_attached:
                 socket.setsockopt(zmq.LINGER, 200)
                 socket.send(codec.encode(Detach(epoch=self.epoch)), zmq.DONTWAIT)
             socket.close()
@@ -172,12 +184,12 @@ class ZmqLink(Link):
         configure(socket, options.spec, options.heartbeat_timeout_s)
         # NOTE: a restarted server is another peer; it is met by a new handshake, not a reconnect.
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        self._monitors.append(socket.get_monitor_socket(LOSS_EVENTS))
+        self._sockets.append(socket)
+        self._monitors.append(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
             raise ConfigError(f"exchange address {address} is not usable: {error}") from None
-        self._sockets.append(socket)
         greeter = Greeter(options.server_id, options.spec, options.secret)
         try:
             challenge = self._ask(socket, address, greeter.hello())

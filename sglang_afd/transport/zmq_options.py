@@ -8,7 +8,6 @@ from sglang_afd.protocol.codec import MAX_CONTROL_BYTES
 from sglang_afd.protocol.messages import ModelSpec
 from sglang_afd.transport.sessions import WIRE_DTYPES
 
-LOSS_EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 
 
 def configure(socket: zmq.Socket[bytes], spec: ModelSpec, heartbeat_timeout_s: float) -> None:

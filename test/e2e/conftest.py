@@ -1,0 +1,81 @@
+"""Fixtures that real servers hang on; the expensive ones live as long as the session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import checkpoints
+import fleet
+import pytest
+from compare import ask_at_once, ask_one_by_one
+from fleet import AttnPair, Oracle
+from servers import Zygote, running
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here starts servers."""
+    for item in items:
+        if "/e2e/" in str(item.path):
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """Forks servers."""
+    zygote = Zygote(tmp_path_factory.mktemp("servers"))
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture(scope="session")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen3-MoE, 16 experts, top-4."""
+    return checkpoints.make_qwen3_moe(tmp_path_factory.mktemp("qwen3") / "model")
+
+
+@pytest.fixture(scope="session")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen2-MoE with a shared expert, in several shards."""
+    return checkpoints.make_qwen2_moe_shared_expert(tmp_path_factory.mktemp("qwen2") / "model")
+
+
+def _consult(zygote: Zygote, model: Path) -> Oracle:
+    server = fleet.stock_server(zygote, model)
+    with running([server]):
+        return Oracle(
+            model=model,
+            one_by_one=ask_one_by_one(server.url),
+            at_once=ask_at_once([server.url]),
+        )
+
+
+@pytest.fixture(scope="session")
+def qwen3_oracle(zygote: Zygote, qwen3: Path) -> Oracle:
+    """Stock SGLang on the Qwen3-MoE checkpoint."""
+    return _consult(zygote, qwen3)
+
+
+@pytest.fixture(scope="session")
+def qwen2_oracle(zygote: Zygote, qwen2: Path) -> Oracle:
+    """Stock SGLang on the Qwen2-MoE checkpoint."""
+    return _consult(zygote, qwen2)
+
+
+def _attn_pair(zygote: Zygote, oracle: Oracle) -> Iterator[AttnPair]:
+    ports = fleet.mlp_ports(3)
+    attn = [fleet.start_attn(zygote, oracle.model, ports[0]) for _ in range(2)]
+    with running(attn):
+        yield AttnPair(oracle=oracle, attn=attn, mlp_ports=ports)
+
+
+@pytest.fixture(scope="session")
+def qwen3_pair(zygote: Zygote, qwen3_oracle: Oracle) -> Iterator[AttnPair]:
+    """Two attention servers for Qwen3-MoE; tests start the MLP servers."""
+    yield from _attn_pair(zygote, qwen3_oracle)
+
+
+@pytest.fixture(scope="session")
+def qwen2_pair(zygote: Zygote, qwen2_oracle: Oracle) -> Iterator[AttnPair]:
+    """Two attention servers for Qwen2-MoE; tests start the MLP servers."""
+    yield from _attn_pair(zygote, qwen2_oracle)

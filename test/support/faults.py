@@ -1,0 +1,81 @@
+"""Faults that the end-to-end tests plant in a server, to show that they would be noticed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def plant(name: str) -> None:
+    """Patch this process; the server that runs in it afterwards has the fault."""
+    {
+        "other_weights": _other_weights,
+        "drop_partial_sum": _drop_partial_sum,
+        "perturb_topk_weight": _perturb_topk_weight,
+        "slow_experts": _slow_experts,
+        "hook_fails": _hook_fails,
+    }[name]()
+
+
+def _other_weights() -> None:
+    """The MLP server claims the fingerprint of another checkpoint than the one it serves."""
+    from sglang_afd.mlp import server
+
+    claimed = os.environ["TEST_CLAIMED_FINGERPRINT"]
+    server.fingerprint = lambda *args, **kwargs: claimed  # type: ignore[assignment]
+
+
+def _drop_partial_sum() -> None:
+    """The last rank answers with zeros."""
+    from sglang_afd.mlp.experts import Experts
+
+    run = Experts.run
+
+    def run_and_drop(self: Experts, layer_id: int, rows: Any) -> Any:
+        partial = run(self, layer_id, rows)
+        is_last = self.shard.rank == self.shard.ep_size - 1
+        return partial.zero_() if is_last else partial
+
+    Experts.run = run_and_drop  # type: ignore[method-assign]
+
+
+def _perturb_topk_weight() -> None:
+    """The first choice's weight of each row is one percent too large."""
+    from sglang_afd.mlp.experts import Experts
+
+    run = Experts.run
+
+    def run_perturbed(self: Experts, layer_id: int, rows: Any) -> Any:
+        rows.topk_weights[:, 0] *= 1.01
+        return run(self, layer_id, rows)
+
+    Experts.run = run_perturbed  # type: ignore[method-assign]
+
+
+def _slow_experts() -> None:
+    """Every expert run takes longer than the heartbeat timeout."""
+    import time
+
+    from sglang_afd.mlp.experts import Experts
+
+    run = Experts.run
+
+    def run_slowly(self: Experts, layer_id: int, rows: Any) -> Any:
+        time.sleep(float(os.environ["TEST_EXPERT_DELAY_S"]))
+        return run(self, layer_id, rows)
+
+    Experts.run = run_slowly  # type: ignore[method-assign]
+
+
+def _hook_fails() -> None:
+    """SGLang's registry swallows a hook, as it does when applying one raises."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    apply_target = HookRegistry._apply_target
+
+    def apply_or_skip(target: str, hooks: list[Any]) -> None:
+        if target.endswith("get_moe_impl_class"):
+            raise RuntimeError("planted")
+        apply_target(target, hooks)
+
+    HookRegistry._apply_target = staticmethod(apply_or_skip)  # type: ignore[method-assign]

@@ -1,0 +1,90 @@
+"""One model's servers in the end-to-end tests: stock SGLang, attention servers, MLP ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compare import Answer
+from servers import CPU_FLAGS, Server, Zygote, free_ports
+
+from sglang_afd.fingerprint import fingerprint
+
+@dataclass(frozen=True)
+class Oracle:
+    """What stock SGLang answers for one checkpoint."""
+
+    model: Path
+    one_by_one: list[Answer]
+    at_once: list[Answer]
+
+
+@dataclass(frozen=True)
+class AttnPair:
+    """Two attention servers that look for MLP servers at `mlp_ports`."""
+
+    oracle: Oracle
+    attn: list[Server]
+    mlp_ports: list[int]
+
+
+MAX_ROWS = 48  # so that long prompts go in several pieces
+FLAGS = ("--dtype", "float32", "--chunked-prefill-size", "128", "--sleep-on-idle")
+
+
+def stock_server(zygote: Zygote, model: Path) -> Server:
+    """SGLang as it is, without any of our hooks; waited for."""
+    server = zygote.start("stock", ["--model-path", str(model), *CPU_FLAGS, *FLAGS])
+    server.wait("/health")
+    return server
+
+
+def start_attn(
+    zygote: Zygote, model: Path, mlp_port: int, *flags: str, plant: str | None = None
+) -> Server:
+    """An attention server, not waited for."""
+    argv = [
+        *("--role", "attn", "--model-path", str(model), *CPU_FLAGS, *FLAGS),
+        *("--afd-mlp", f"http://127.0.0.1:{mlp_port}", "--afd-max-rows", str(MAX_ROWS)),
+        *("--afd-attach-timeout", "120", *flags),
+    ]
+    return zygote.start("afd", argv, plant=plant)
+
+
+def start_mlp(
+    zygote: Zygote,
+    model: Path,
+    ports: Sequence[int],
+    *flags: str,
+    plant: str | None = None,
+    env: dict[str, str] | None = None,
+) -> list[Server]:
+    """One MLP server for each port, rank 0 first; not waited for."""
+    servers = []
+    for rank, port in enumerate(ports):
+        leader = ["--afd-leader", f"http://127.0.0.1:{ports[0]}"] if rank else []
+        argv = [
+            *("--role", "mlp", "--model-path", str(model), "--dtype", "float32"),
+            *("--ep-size", str(len(ports)), "--afd-ep-rank", str(rank), *leader),
+            *("--afd-max-rows", str(MAX_ROWS), *flags, "--port", str(port)),
+        ]
+        server = zygote.start("afd", argv, plant=plant, env=env)
+        servers.append(Server(server.pid, port, server.log))
+    return servers
+
+
+def mlp_ports(count: int) -> list[int]:
+    """Neighbouring free ports for `count` ranks."""
+    first = free_ports(count)
+    return list(range(first, first + count))
+
+
+def wait_ready(server: Server) -> None:
+    """Until an attention server is attached and warm."""
+    server.wait("/afd/v1/status", lambda body: body["state"] == "ready")
+
+
+def fingerprint_of(model: Path) -> str:
+    """As both roles compute it with the flags above."""
+    return fingerprint(str(model), load_format="auto", overrides="{}")

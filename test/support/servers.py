@@ -1,0 +1,209 @@
+"""Start, reach and stop real servers from a test."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+SUPPORT = Path(__file__).parent
+CPU_FLAGS = (
+    *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
+    *("--mem-fraction-static", "0.1", "--max-total-tokens", "8192", "--max-running-requests", "32"),
+)
+START_TIMEOUT_S = 120.0
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` neighbouring ports that were free a moment ago."""
+    while True:
+        first = free_port()
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except (OSError, OverflowError):
+                continue
+        return first
+
+
+def fetch(url: str, body: object = None, timeout_s: float = 60.0) -> tuple[int, Any]:
+    """Status and parsed JSON (or text) of a GET, or of a POST where there is a body."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            status, text = response.status, response.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            status, text = error.code, error.read()
+    try:
+        return status, json.loads(text)
+    except ValueError:
+        return status, text.decode(errors="replace")
+
+
+def wait_until(
+    condition: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S
+) -> None:
+    """Poll until `condition` holds; fails the test with `what` after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(0.1)
+
+
+class Server:
+    """One server process and what it printed."""
+
+    def __init__(self, pid: int, port: int, log: Path) -> None:
+        self.pid = pid
+        self.port = port
+        self.log = log
+        self.url = f"http://127.0.0.1:{port}"
+
+    def is_alive(self) -> bool:
+        """Does the process exist and is it no zombie?"""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rsplit(")", 1)[1].split()[0] != "Z"
+
+    def text(self) -> str:
+        """Everything printed so far."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """Status 0 when nothing listens."""
+        try:
+            return fetch(self.url + path, timeout_s=10)
+        except OSError:
+            return 0, None
+
+    def wait(self, path: str, accept: Callable[[Any], bool] = lambda body: True) -> None:
+        """Until `path` answers 200 with a body that is accepted."""
+
+        def is_there() -> bool:
+            if not self.is_alive():
+                raise AssertionError(f"server ended while starting:\n{self.text()[-4000:]}")
+            status, body = self.get(path)
+            return status == 200 and accept(body)
+
+        try:
+            wait_until(is_there, f"{path} of port {self.port}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.text()[-4000:]}") from None
+
+    def wait_ended(self, timeout_s: float = 60.0) -> None:
+        """Until the process is gone."""
+        wait_until(lambda: not self.is_alive(), f"end of pid {self.pid}", timeout_s)
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the process itself, not its children."""
+        os.kill(self.pid, number)
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL to the whole group after ten seconds."""
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGTERM)
+        try:
+            self.wait_ended(10)
+        except AssertionError:
+            pass
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+class Zygote:
+    """Forks servers; see zygote.py."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._count = 0
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+            "PYTHONPATH": os.pathsep.join((str(SUPPORT), os.environ.get("PYTHONPATH", ""))),
+        }
+        with (directory / "zygote.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", str(SUPPORT / "zygote.py")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                text=True,
+            )
+        assert self._read() == {"ready": True}
+
+    def start(
+        self,
+        kind: str,
+        argv: Sequence[str],
+        *,
+        plant: str | None = None,
+        env: dict[str, str] | None = None,
+    ) -> Server:
+        """Fork one server; `--port` is added. It is not waited for."""
+        self._count += 1
+        port = free_port()
+        log = self._directory / f"{self._count:02d}-{kind}-{port}.log"
+        command = {
+            "kind": kind,
+            "argv": ["--port", str(port), *argv],
+            "plant": plant,
+            "env": env or {},
+            "log": str(log),
+        }
+        return Server(self._ask(command)["pid"], port, log)
+
+    def close(self) -> None:
+        """End the zygote; servers are stopped by those who started them."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.terminate()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _ask(self, command: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise AssertionError((self._directory / "zygote.log").read_text()[-4000:])
+        return json.loads(line)
+
+
+@contextlib.contextmanager
+def running(servers: Sequence[Server]) -> Iterator[Sequence[Server]]:
+    """Stop `servers` at the end of the block, whatever happens in it."""
+    try:
+        yield servers
+    finally:
+        for server in reversed(servers):
+            server.stop()
