@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from sglang_afd.fleet.spec import ServerSpec
 
 SERVER_HOST = "127.0.0.1"
 STATUS_PATH = "/afd/v1/status"
-HEALTH_PATH = "/health"
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 STOP_STAGES = {"router": 0, "attn": 1, "mlp": 2}
+# SGLang looks for SIGTERM every 5 s, to let requests finish; the router has seen to that by then.
+STOP_SIGNALS = {"attn": signal.SIGINT, "mlp": signal.SIGTERM}
 
 
 def router_url(config: LaunchConfig) -> str:
@@ -43,7 +45,7 @@ class Plan:
         flags = ["--ep-size", str(self.config.mlp), "--afd-ep-rank", str(rank)]
         if rank > 0:
             flags += ["--afd-leader", self._url(0)]
-        return self._server("mlp", rank, rank, HEALTH_PATH, [*flags, *self.config.mlp_args])
+        return self._server("mlp", rank, rank, [*flags, *self.config.mlp_args])
 
     def _attn(self, index: int) -> ServerSpec:
         flags = ["--afd-mlp", self._url(0)]
@@ -53,7 +55,7 @@ class Plan:
             # A scheduler without requests would otherwise take a whole core.
             flags.append("--sleep-on-idle")
         place = self.config.mlp + index
-        return self._server("attn", index, place, STATUS_PATH, [*flags, *self.config.attn_args])
+        return self._server("attn", index, place, [*flags, *self.config.attn_args])
 
     def _router(self) -> ServerSpec:
         first, last = self.config.mlp, self.config.mlp + self.config.attn
@@ -67,9 +69,7 @@ class Plan:
             stop_stage=STOP_STAGES["router"],
         )
 
-    def _server(
-        self, role: str, index: int, place: int, status_path: str, flags: Sequence[str]
-    ) -> ServerSpec:
+    def _server(self, role: str, index: int, place: int, flags: Sequence[str]) -> ServerSpec:
         argv = [self.python, "-m", "sglang_afd.launch_server", "--role", role]
         argv += ["--model-path", str(self.model_path)]
         argv += ["--host", SERVER_HOST, "--port", str(self.ports[place])]
@@ -78,7 +78,8 @@ class Plan:
         return ServerSpec(
             name=f"{role}-{index}",
             argv=(*argv, *self.config.server_args, *flags),
-            status_url=self._url(place) + status_path,
+            status_url=self._url(place) + STATUS_PATH,
+            stop_signal=STOP_SIGNALS[role],
             stop_stage=STOP_STAGES[role],
         )
 

@@ -63,8 +63,7 @@ async def _what_is_missing(session: aiohttp.ClientSession, url: str) -> str:
 def missing_from(status: Any) -> str:
     """What a status answer says is not there yet; empty when nothing is.
 
-    Attention servers have a state, the router lists its servers with theirs, and an answer without
-    either (an MLP server's health) means ready.
+    Attention and MLP servers have a state, the router lists its servers with theirs.
     """
     match status:
         case {"state": "ready"}:
@@ -76,4 +75,4 @@ def missing_from(status: Any) -> str:
             num_ready = sum(not missing_from(server) for server in servers)
             return "" if num_ready == len(servers) else f"{num_ready} of {len(servers)} connected"
         case _:
-            return ""
+            return "answering something else than a status"

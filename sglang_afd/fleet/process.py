@@ -33,6 +33,7 @@ class ServerProcess:
         self.name = spec.name
         self.stop_stage = spec.stop_stage
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._stop_signal = spec.stop_signal
         self._popen = subprocess.Popen(
             spec.argv,
             stdin=subprocess.DEVNULL,
@@ -60,7 +61,7 @@ class ServerProcess:
 
     def terminate(self) -> None:
         """Ask the server to end; it stops its own children."""
-        self._popen.send_signal(signal.SIGTERM)
+        self._popen.send_signal(self._stop_signal)
 
     async def kill_group(self, timeout_s: float) -> None:
         """End whatever is left of the group, and see it gone."""

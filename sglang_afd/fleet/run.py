@@ -14,7 +14,7 @@ from sglang_afd.fleet.interrupts import Interrupts
 from sglang_afd.fleet.process import ServerProcess
 from sglang_afd.fleet.spec import ServerSpec
 
-GRACE_S = 10.0  # from the request to stop until the kill; SGLang looks for it every 5 s
+GRACE_S = 10.0  # from the request to stop until the kill
 KILL_S = 2.0  # for a killed group to disappear
 DRAIN_S = 0.5  # for the last lines of a server that ended by itself
 

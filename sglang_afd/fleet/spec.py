@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 
@@ -12,4 +13,5 @@ class ServerSpec:
     name: str  # "attn-0": prefix of its output, unique in the fleet
     argv: tuple[str, ...]  # program and flags
     status_url: str  # see probe.py for what counts as ready
+    stop_signal: signal.Signals = signal.SIGTERM
     stop_stage: int = 0  # servers of a lower stage are stopped first: those that use the others

@@ -122,7 +122,7 @@ def test_the_router_is_reached_on_an_address_of_this_host(host: str, url: str) -
         ({"state": "detached", "reason": "no MLP server"}, "detached (no MLP server)"),
         ({"servers": [{"state": "ready"}, {"state": "unknown"}]}, "1 of 2 connected"),
         ({"servers": [{"state": "ready"}]}, ""),
-        (None, ""),
+        (None, "answering something else than a status"),
     ],
 )
 def test_a_status_says_what_is_missing(status: object, missing: str) -> None:
