@@ -73,6 +73,11 @@ class AfdConfig:
                 f"--afd-ep-rank {self.ep_rank} needs --afd-leader URL, the HTTP address of rank 0, "
                 f"through which attention servers find it"
             )
+        if self.ep_rank == -1 and self.leader_url:
+            raise ConfigError(
+                f"--afd-leader {self.leader_url} needs --afd-ep-rank R above 0; without a rank all "
+                f"ranks start on this host, and rank 0 of them leads"
+            )
         if self.ep_rank == 0 and self.leader_url:
             raise ConfigError("--afd-ep-rank 0 is the leader; leave --afd-leader out")
         if self.listen:

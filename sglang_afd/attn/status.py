@@ -1,6 +1,7 @@
 """What the scheduler process knows of its MLP servers, readable outside the scheduler.
 
-Shared memory with two pages: the writer fills the page that is not shown, then turns to it.
+Shared memory with two pages: the writer fills the page that is not shown, then turns to it. A
+reader reads again when the page was turned meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 _PAGE_BYTES = 64 * 1024
+_MAX_REASON = 2000  # characters; a reason may quote what a peer sent
 
 
 class LinkState(StrEnum):
@@ -42,7 +44,8 @@ class StatusBoard:
 
     def __init__(self) -> None:
         self._memory: Any = get_context("spawn").RawArray(ctypes.c_uint8, 2 * _PAGE_BYTES)
-        self._shown: Any = get_context("spawn").RawValue(ctypes.c_int64, -1)
+        # Counts the updates; its parity is the page shown.
+        self._turn: Any = get_context("spawn").RawValue(ctypes.c_int64, -1)
         self._status = Status()
         self._lock: threading.Lock | None = None
 
@@ -53,25 +56,28 @@ class StatusBoard:
         """Change some fields and show the result; called by any thread of the writer process."""
         if self._lock is None:
             self._lock = threading.Lock()
+        if "reason" in changes:
+            changes["reason"] = changes["reason"][:_MAX_REASON]
         with self._lock:
             self._status = msgspec.structs.replace(self._status, **changes)
             text = msgspec.json.encode(self._status)
-            page = (self._shown.value + 1) % 2 if self._shown.value >= 0 else 0
+            turn = self._turn.value + 1
             if len(text) + 4 > _PAGE_BYTES:
                 raise AssertionError(f"status of {len(text)} bytes does not fit its page")
-            start = page * _PAGE_BYTES
+            start = turn % 2 * _PAGE_BYTES
             view = memoryview(self._memory).cast("B")
             view[start : start + 4] = len(text).to_bytes(4, "little")
             view[start + 4 : start + 4 + len(text)] = text
-            self._shown.value = page
+            self._turn.value = turn
             return self._status
 
     def read(self) -> Status:
         """The last status shown."""
-        page = self._shown.value
-        if page < 0:
-            return Status()
-        start = page * _PAGE_BYTES
         view = memoryview(self._memory).cast("B")
-        length = int.from_bytes(view[start : start + 4], "little")
-        return msgspec.json.decode(bytes(view[start + 4 : start + 4 + length]), type=Status)
+        while (turn := self._turn.value) >= 0:
+            start = turn % 2 * _PAGE_BYTES
+            length = int.from_bytes(view[start : start + 4], "little")
+            text = bytes(view[start + 4 : start + 4 + length])
+            if self._turn.value == turn:
+                return msgspec.json.decode(text, type=Status)
+        return Status()

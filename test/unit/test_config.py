@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from sglang_afd.config import AfdConfig, Role, check_exchange_address
+from sglang_afd.errors import ConfigError
+
+MLP_URL = "http://127.0.0.1:30010"
+
+
+def attn(**settings: Any) -> AfdConfig:
+    return AfdConfig(**{"role": Role.ATTN, "mlp_url": MLP_URL} | settings)
+
+
+def mlp(**settings: Any) -> AfdConfig:
+    return AfdConfig(role=Role.MLP, **settings)
+
+
+RANGES = {
+    "max_rows": ("--afd-max-rows", 1, 65536),
+    "max_peers": ("--afd-max-peers", 1, 4096),
+    "stall_timeout_s": ("--afd-stall-timeout", 0.1, 300),
+    "attach_timeout_s": ("--afd-attach-timeout", 1, 86400),
+    "heartbeat_timeout_s": ("--afd-heartbeat-timeout", 0.1, 60),
+}
+
+
+def test_every_number_has_a_range() -> None:
+    numbers = {
+        field.name for field in dataclasses.fields(AfdConfig) if field.type in ("int", "float")
+    }
+
+    assert numbers == set(RANGES) | {"ep_rank"}
+
+
+@pytest.mark.parametrize("field", RANGES)
+def test_both_ends_of_a_range_are_allowed(field: str) -> None:
+    _, lowest, highest = RANGES[field]
+
+    assert getattr(attn(**{field: lowest}), field) == lowest
+    assert getattr(attn(**{field: highest}), field) == highest
+
+
+@pytest.mark.parametrize("field", RANGES)
+def test_a_value_out_of_its_range_is_refused_with_the_range(field: str) -> None:
+    flag, lowest, highest = RANGES[field]
+
+    for value in (lowest - 0.01, highest + 1, -1, float("inf"), float("nan")):
+        with pytest.raises(ConfigError) as caught:
+            attn(**{field: value})
+        assert str(caught.value) == (
+            f"{flag} {value:g} is out of range; {lowest:g} to {highest:g} are allowed"
+        )
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        attn().max_rows = 1  # type: ignore[misc]
+
+
+def test_the_attention_role_needs_the_address_of_the_experts() -> None:
+    with pytest.raises(ConfigError, match=r"--role attn needs --afd-mlp URL"):
+        attn(mlp_url="")
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        ({"listen": "ipc:///x"}, "--afd-listen"),
+        ({"ep_rank": 0}, "--afd-ep-rank"),
+        ({"leader_url": MLP_URL}, "--afd-leader"),
+    ],
+)
+def test_the_attention_role_refuses_flags_of_the_other(settings: dict[str, Any], flag: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{flag} belongs to --role mlp"):
+        attn(**settings)
+
+
+def test_the_mlp_role_refuses_the_address_of_an_mlp_server() -> None:
+    with pytest.raises(ConfigError, match=r"^--afd-mlp belongs to --role attn"):
+        mlp(mlp_url=MLP_URL)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"ep_rank": 0}, {"ep_rank": 3, "leader_url": "http://mlp-0"}]
+)
+def test_a_rank_is_complete_with_its_leader(settings: dict[str, Any]) -> None:
+    assert mlp(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ep_rank": -2}, "--afd-ep-rank -2 is not a rank; ranks start at 0"),
+        ({"ep_rank": 1}, "--afd-ep-rank 1 needs --afd-leader URL"),
+        ({"ep_rank": 0, "leader_url": MLP_URL}, "--afd-ep-rank 0 is the leader"),
+        ({"leader_url": MLP_URL}, "--afd-leader .* needs --afd-ep-rank R above 0"),
+        ({"ep_rank": 1, "leader_url": "nonsense"}, "--afd-leader nonsense is not an address"),
+    ],
+)
+def test_a_rank_that_does_not_fit_its_leader_is_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        mlp(**settings)
+
+
+@pytest.mark.parametrize("url", [MLP_URL, "http://mlp-0", "http://[::1]:80/", "http://a.b:65535"])
+def test_an_http_address_is_accepted(url: str) -> None:
+    assert attn(mlp_url=url).mlp_url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:30010",
+        "https://host:1",
+        "tcp://host:1",
+        "http://",
+        "http://:80",
+        "http://host:0",
+        "http://host:65536",
+        "http://host:x",
+    ],
+)
+def test_what_is_no_http_address_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        attn(mlp_url=url)
+
+    assert str(caught.value) == f"--afd-mlp {url} is not an address like http://host:port"
+
+
+LONGEST_IPC = "ipc:///" + "x" * 106
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ipc:///run/x",
+        LONGEST_IPC,
+        "tcp://0.0.0.0:0",
+        "tcp://*:7000",
+        "tcp://[::1]:7000",
+        "tcp://h:1",
+    ],
+)
+def test_an_exchange_address_is_accepted(address: str) -> None:
+    check_exchange_address("--afd-listen", address)
+
+    assert mlp(listen=address).listen == address
+
+
+@pytest.mark.parametrize("address", ["ipc://", "ipc://relative", "ipc://@x", LONGEST_IPC + "x"])
+def test_an_ipc_path_that_cannot_be_bound_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="needs an absolute path of at most 107 bytes"):
+        mlp(listen=address)
+
+
+@pytest.mark.parametrize(
+    "address", ["/run/x", "tcp://host", "tcp://:1", "tcp://h:65536", "tcp://h:x", "udp://h:1", "x"]
+)
+def test_what_is_no_exchange_address_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        mlp(listen=address)
+
+    assert str(caught.value) == (
+        f"--afd-listen {address} is neither ipc:///path nor tcp://host:port"
+    )
