@@ -28,8 +28,8 @@ format: env ## format the code and fix what ruff can fix
 	$(RUN) -m ruff format
 	$(RUN) -m ruff check --fix
 
-test: lint ## run lint and every test that needs no GPU
-	$(RUN) -m pytest
+test: env ## run lint and every test that needs no GPU; failing lint does not hide the tests' results
+	@$(MAKE) --no-print-directory lint; lint=$$?; $(RUN) -m pytest && exit $$lint
 
 test-quick: env ## run the tests that start no servers
 	$(RUN) -m pytest -m "not e2e and not slow"
