@@ -1,0 +1,49 @@
+"""python -m sglang_afd.launch, as a user runs it, with the embedded model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from sglang_afd.fleet.ports import hold_free_ports
+
+MARK = "SGLANG_AFD_TEST_MARK"  # inherited by every process that a launcher starts
+TIMEOUT_S = 240.0
+
+
+def processes_marked(mark: str) -> list[str]:
+    """Command lines of the processes that carry the mark, zombies left out."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (directory / "environ").read_bytes()
+            command = (directory / "cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        if f"{MARK}={mark}".encode() in environment:
+            found.append(command.replace(b"\0", b" ").decode())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S + 60)
+def test_a_prompt_is_answered_and_no_process_is_left() -> None:
+    mark = uuid.uuid4().hex
+    with hold_free_ports("127.0.0.1", 1) as ports:
+        port = ports[0]
+    command = [sys.executable, "-m", "sglang_afd.launch", "--attn", "1", "--mlp", "2"]
+    command += ["--port", str(port), "--prompt", "What is the capital of France?"]
+
+    done = subprocess.run(
+        command, env=os.environ | {MARK: mark}, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "Paris" in done.stdout
+    assert "mlp-1: ready after" in done.stderr
+    assert processes_marked(mark) == []
