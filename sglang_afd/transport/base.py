@@ -8,11 +8,14 @@ docs/architecture.md.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from sglang_afd.errors import ConfigError
 from sglang_afd.protocol.messages import Attached, Dispatch, RefusalCode
+from sglang_afd.topology import check_coverage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +64,24 @@ class Arrived:
 Event = PeerAttached | PeerGone | Arrived
 
 
+def check_group(
+    attached: Sequence[Attached], addresses: Sequence[str], num_experts: int
+) -> tuple[Attached, ...]:
+    """Check that the ranks at `addresses` are one whole group, rank 0 first.
+
+    Raises:
+        ConfigError: A rank stands in another's place, or an expert is nobody's or of two ranks.
+    """
+    for rank, answer in enumerate(attached):
+        if answer.rank != rank or answer.ep_size != len(addresses):
+            raise ConfigError(
+                f"the server at {addresses[rank]} is rank {answer.rank} of "
+                f"{answer.ep_size}, expected rank {rank} of {len(addresses)}"
+            )
+    check_coverage(((answer.first_expert, answer.stop_expert) for answer in attached), num_experts)
+    return tuple(attached)
+
+
 class Link(ABC):
     """The attention side: attached to every MLP rank of one group, under one epoch.
 
@@ -68,6 +89,7 @@ class Link(ABC):
     """
 
     ranks: tuple[Attached, ...]  # ascending rank; together they own every expert
+    epoch: int  # of this attachment; every exchange carries it
 
     @abstractmethod
     def dispatch(self, header: Dispatch, rows: Rows) -> None:

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sglang_afd.errors import PeerLost
+from sglang_afd.errors import PeerLost, ProtocolError
 from sglang_afd.protocol import codec
 from sglang_afd.protocol.handshake import Gate, Greeter
 from sglang_afd.protocol.messages import Attached, Dispatch, ModelSpec, RefusalCode, ToAttn
-from sglang_afd.topology import check_coverage
-from sglang_afd.transport.base import Event, Exchange, Hub, Link, Rows
+from sglang_afd.transport.base import Event, Exchange, Hub, Link, Rows, check_group
 from sglang_afd.transport.sessions import Frame, Sessions
 from sglang_afd.transport.slots import Slots
 
@@ -41,11 +40,11 @@ class LoopbackHub(Hub):
         with self._lock:
             self._outboxes[peer] = (rank, outbox)
 
-    def disconnect(self, peer: bytes) -> None:
+    def disconnect(self, peer: bytes, reason: str) -> None:
         """The connection of `peer` ends."""
         with self._lock:
             self._outboxes.pop(peer, None)
-            self._events += self._sessions.gone(peer, "its connection ended")
+            self._events += self._sessions.gone(peer, reason)
 
     def deliver(self, peer: bytes, frames: Sequence[Frame]) -> None:
         """What `peer` sends."""
@@ -113,8 +112,7 @@ class LoopbackLink(Link):
             attach = greeter.answer(self._next_message(), epoch=epoch)
             hub.deliver(self._peer, [codec.encode(attach)])
             attached.append(greeter.accepted(self._next_message()))
-        check_coverage(((a.first_expert, a.stop_expert) for a in attached), spec.num_experts)
-        self.ranks = tuple(attached)
+        self.ranks = check_group(attached, [hub.address for hub in hubs], spec.num_experts)
         self.epoch = attached[0].epoch
         self._slots = Slots(spec, len(attached))
 
@@ -145,9 +143,9 @@ class LoopbackLink(Link):
                 self._raise_if_lost()
             try:
                 self._slots.receive(rank, frames)
-            except PeerLost as error:
+            except (PeerLost, ProtocolError) as error:
                 self.mark_lost(str(error))
-                raise
+                self._raise_if_lost()
         return self._slots.take(micro_batch_id)
 
     def mark_lost(self, reason: str) -> None:
@@ -158,11 +156,16 @@ class LoopbackLink(Link):
 
     def close(self) -> None:
         """See `Link`."""
-        for hub in self._hubs:
-            hub.disconnect(self._peer)
+        hubs, self._hubs = self._hubs, []
+        for hub in hubs:
+            reason = "detached" if self._lost is None else "its connection ended"
+            hub.disconnect(self._peer, reason)
 
     def _next_message(self) -> ToAttn:
-        _, frames = self._inbox.get(timeout=self._stall_timeout_s)
+        try:
+            _, frames = self._inbox.get(timeout=self._stall_timeout_s)
+        except queue.Empty:
+            raise PeerLost("an MLP rank did not answer the handshake") from None
         return codec.decode_to_attn(frames[0])
 
     def _raise_if_lost(self) -> None:

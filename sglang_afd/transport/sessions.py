@@ -46,6 +46,7 @@ class Sessions:
         self._dtype = WIRE_DTYPES[self._spec.dtype]
         self._layers = frozenset(self._spec.moe_layer_ids)
         self._sessions: dict[bytes, Session] = {}
+        self._occupied: set[tuple[bytes, int]] = set()  # slots whose exchange is not answered
         self.num_refused = 0  # messages declined since the start
 
     @property
@@ -61,13 +62,16 @@ class Sessions:
             message = codec.decode_to_mlp(frames[0])
             match message:
                 case Hello():
+                    self._refuse_attached(peer)
                     return [], self._answer(peer, self._gate.on_hello(peer, message))
                 case Attach():
                     return self._attach(peer, message)
                 case Detach():
                     return self.gone(peer, "detached"), None
                 case Dispatch():
-                    return [Arrived(exchange=self._check(peer, message, frames))], None
+                    exchange = self._check(peer, message, frames)
+                    self._occupied.add((peer, message.micro_batch_id))
+                    return [Arrived(exchange=exchange)], None
                 case _:
                     assert_never(message)
         except AfdError as error:
@@ -76,19 +80,21 @@ class Sessions:
     def gone(self, peer: bytes, reason: str) -> list[Event]:
         """The connection of `peer` ended."""
         self._gate.forget(peer)
+        self._occupied = {slot for slot in self._occupied if slot[0] != peer}
         session = self._sessions.pop(peer, None)
         if session is None:
             return []
         return [PeerGone(peer=peer, server_id=session.server_id, reason=reason)]
 
     def combine_frames(self, exchange: Exchange, partial: Tensor) -> list[Frame]:
-        """The reply to one exchange."""
+        """The reply to one exchange; its slot is free again."""
         header = exchange.header
         if partial.dtype != self._dtype or partial.shape != exchange.rows.hidden_states.shape:
             raise AssertionError(
                 f"partial sum is {tuple(partial.shape)} {partial.dtype}, expected "
                 f"{tuple(exchange.rows.hidden_states.shape)} {self._dtype}"
             )
+        self._occupied.discard((exchange.peer, header.micro_batch_id))
         combine = Combine(
             epoch=header.epoch,
             step=header.step,
@@ -99,8 +105,9 @@ class Sessions:
         return [codec.encode(combine), to_frame(partial)]
 
     def failed_frames(self, exchange: Exchange, code: RefusalCode, message: str) -> list[Frame]:
-        """The answer to an exchange that has no result."""
+        """The answer to an exchange that has no result; its slot is free again."""
         header = exchange.header
+        self._occupied.discard((exchange.peer, header.micro_batch_id))
         failed = Failed(
             epoch=header.epoch,
             step=header.step,
@@ -110,6 +117,10 @@ class Sessions:
             message=message,
         )
         return [codec.encode(failed)]
+
+    def _refuse_attached(self, peer: bytes) -> None:
+        if peer in self._sessions:
+            raise ProtocolError("this connection is already attached; detach first")
 
     def _attach(self, peer: bytes, attach: Attach) -> tuple[list[Event], list[Frame]]:
         outcome = self._gate.on_attach(peer, attach, num_peers=self.num_peers)
@@ -134,6 +145,11 @@ class Sessions:
             raise EpochMismatch(
                 f"dispatch carries epoch {header.epoch}, this session is at {session.epoch}; "
                 f"attach again before sending"
+            )
+        if (peer, header.micro_batch_id) in self._occupied:
+            raise ProtocolError(
+                f"slot {header.micro_batch_id} already has an exchange in flight; "
+                f"wait for its reply"
             )
         spec = self._spec
         if header.layer_id not in self._layers:

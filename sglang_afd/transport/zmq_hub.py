@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 
 import zmq
 from torch import Tensor
@@ -13,6 +12,7 @@ from sglang_afd.errors import ConfigError
 from sglang_afd.protocol.handshake import Gate
 from sglang_afd.protocol.messages import RefusalCode
 from sglang_afd.transport.base import Event, Exchange, Hub
+from sglang_afd.transport.connections import Connections
 from sglang_afd.transport.sessions import Frame, Sessions
 from sglang_afd.transport.zmq_options import configure
 
@@ -28,9 +28,9 @@ class ZmqHub(Hub):
         self._sessions = Sessions(gate)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        configure(self._socket, gate.identity.spec, heartbeat_timeout_s)
+        configure(self._socket, listen, gate.identity.spec, heartbeat_timeout_s)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         try:
             self._socket.bind(listen)
         except zmq.ZMQError as error:
@@ -40,10 +40,7 @@ class ZmqHub(Hub):
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
-        # NOTE: a monitor names a lost connection by its descriptor only. Descriptors are reused,
-        # but in order: the oldest connection that had it is the one that went.
-        self._by_descriptor: defaultdict[int, list[bytes]] = defaultdict(list)
-        self._descriptor_of: dict[bytes, int] = {}
+        self._connections = Connections()
         self._unreachable: list[Event] = []  # found while sending, told at the next poll
 
     @property
@@ -60,11 +57,8 @@ class ZmqHub(Hub):
             try:
                 frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
-                break
+                return events + self._settle()
             events += self._receive(frames)
-        while self._monitor.poll(0):
-            lost = parse_monitor_message(self._monitor.recv_multipart())
-            events += self._disconnected(int(lost["value"]))
         return events
 
     def reply(self, exchange: Exchange, partial: Tensor) -> None:
@@ -85,25 +79,23 @@ class ZmqHub(Hub):
 
     def _receive(self, frames: list[zmq.Frame]) -> list[Event]:
         peer = frames[0].bytes
-        if peer not in self._descriptor_of and len(frames) > 1:
-            descriptor = int(frames[1].get(zmq.SRCFD))
-            self._descriptor_of[peer] = descriptor
-            self._by_descriptor[descriptor].append(peer)
+        if not self._connections.is_known(peer) and len(frames) > 1:
+            self._connections.spoke(peer, int(frames[1].get(zmq.SRCFD)))
         body: list[Frame] = [frame.buffer for frame in frames[1:]]
         events, answer = self._sessions.receive(peer, body or [b""])
         if answer is not None:
             self._send(peer, answer)
         return events
 
-    def _disconnected(self, descriptor: int) -> list[Event]:
-        peers = self._by_descriptor.get(descriptor)
-        if not peers:
-            return []  # never sent anything
-        peer = peers.pop(0)
-        del self._descriptor_of[peer]
-        if not peers:
-            del self._by_descriptor[descriptor]
-        return self._sessions.gone(peer, "its connection ended")
+    def _settle(self) -> list[Event]:
+        told: dict[int, list[int]] = {zmq.EVENT_ACCEPTED: [], zmq.EVENT_DISCONNECTED: []}
+        while self._monitor.poll(0):
+            event = parse_monitor_message(self._monitor.recv_multipart())
+            told[event["event"]].append(int(event["value"]))
+        gone = self._connections.settle(told[zmq.EVENT_ACCEPTED], told[zmq.EVENT_DISCONNECTED])
+        return [
+            event for peer in gone for event in self._sessions.gone(peer, "its connection ended")
+        ]
 
     def _send(self, peer: bytes, frames: list[Frame]) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import zmq
@@ -24,8 +25,7 @@ from sglang_afd.protocol.messages import (
     RefusalCode,
     ToAttn,
 )
-from sglang_afd.topology import check_coverage
-from sglang_afd.transport.base import Link, Rows
+from sglang_afd.transport.base import Link, Rows, check_group
 from sglang_afd.transport.slots import Slots
 from sglang_afd.transport.zmq_options import configure
 
@@ -158,7 +158,8 @@ class ZmqLink(Link):
             socket.disable_monitor()
             if is_attached:
                 socket.setsockopt(zmq.LINGER, 200)
-                socket.send(codec.encode(Detach(epoch=self.epoch)), zmq.DONTWAIT)
+                with suppress(zmq.Again):  # the rank went and nobody has noticed yet
+                    socket.send(codec.encode(Detach(epoch=self.epoch)), zmq.DONTWAIT)
             socket.close()
 
     def _attach_all(self, addresses: Sequence[str]) -> tuple[Attached, ...]:
@@ -166,22 +167,12 @@ class ZmqLink(Link):
         for address in addresses:
             epoch = attached[0].epoch if attached else 0
             attached.append(self._attach(address, epoch))
-        for rank, answer in enumerate(attached):
-            if answer.rank != rank or answer.ep_size != len(addresses):
-                raise ConfigError(
-                    f"the server at {addresses[rank]} is rank {answer.rank} of "
-                    f"{answer.ep_size}, expected rank {rank} of {len(addresses)}"
-                )
-        check_coverage(
-            ((answer.first_expert, answer.stop_expert) for answer in attached),
-            self._options.spec.num_experts,
-        )
-        return tuple(attached)
+        return check_group(attached, addresses, self._options.spec.num_experts)
 
     def _attach(self, address: str, epoch: int) -> Attached:
         options = self._options
         socket = self._context.socket(zmq.DEALER)
-        configure(socket, options.spec, options.heartbeat_timeout_s)
+        configure(socket, address, options.spec, options.heartbeat_timeout_s)
         # NOTE: a restarted server is another peer; it is met by a new handshake, not a reconnect.
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self._sockets.append(socket)

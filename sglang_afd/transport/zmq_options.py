@@ -9,12 +9,14 @@ from sglang_afd.protocol.messages import ModelSpec
 from sglang_afd.transport.sessions import WIRE_DTYPES
 
 
-
-def configure(socket: zmq.Socket[bytes], spec: ModelSpec, heartbeat_timeout_s: float) -> None:
+def configure(
+    socket: zmq.Socket[bytes], address: str, spec: ModelSpec, heartbeat_timeout_s: float
+) -> None:
     """Bound frame sizes and let the I/O thread find a silent peer.
 
     Args:
         socket: Not yet bound or connected.
+        address: What it will be bound or connected to; brackets mean IPv6.
         spec: Fixes the largest frame, that of `max_rows` hidden states.
         heartbeat_timeout_s: A peer silent for longer is disconnected, however busy its loop is:
             heartbeats are answered by ZeroMQ's I/O thread.
@@ -26,5 +28,5 @@ def configure(socket: zmq.Socket[bytes], spec: ModelSpec, heartbeat_timeout_s: f
     socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, timeout_ms // 4))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, timeout_ms)
     socket.setsockopt(zmq.HANDSHAKE_IVL, 2000)
-    socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.IPV6, int("[" in address))

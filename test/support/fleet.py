@@ -59,10 +59,13 @@ def start_mlp(
     *flags: str,
     plant: str | None = None,
     env: dict[str, str] | None = None,
+    only_rank: int | None = None,
 ) -> list[Server]:
-    """One MLP server for each port, rank 0 first; not waited for."""
+    """One MLP server for each port (or `only_rank`'s), rank 0 first; not waited for."""
     servers = []
     for rank, port in enumerate(ports):
+        if only_rank not in (None, rank):
+            continue
         leader = ["--afd-leader", f"http://127.0.0.1:{ports[0]}"] if rank else []
         argv = [
             *("--role", "mlp", "--model-path", str(model), "--dtype", "float32"),

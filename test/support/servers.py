@@ -121,16 +121,18 @@ class Server:
         """To the process itself, not its children."""
         os.kill(self.pid, number)
 
+    def kill_tree(self) -> None:
+        """SIGKILL to the process and its children at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     def stop(self) -> None:
         """SIGTERM, then SIGKILL to the whole group after ten seconds."""
         with contextlib.suppress(ProcessLookupError):
             self.signal(signal.SIGTERM)
-        try:
+        with contextlib.suppress(AssertionError):
             self.wait_ended(10)
-        except AssertionError:
-            pass
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        self.kill_tree()
 
 
 class Zygote:
@@ -205,5 +207,8 @@ def running(servers: Sequence[Server]) -> Iterator[Sequence[Server]]:
     try:
         yield servers
     finally:
-        for server in reversed(servers):
+        for server in servers:
+            with contextlib.suppress(ProcessLookupError):
+                server.signal(signal.SIGTERM)
+        for server in servers:
             server.stop()
