@@ -33,7 +33,7 @@ DEMO_PROMPT = "What is the capital of France?"
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal, or until the prompt is answered.
 
-    Returns: Exit code: 0, 1 after an error, 128 + the signal that ended it early.
+    Returns: Exit code: 0, 1 after an error, 128 + the signal that came before the answer.
     """
     config = parse_args(sys.argv[1:] if argv is None else argv)
     console = Console(quiet=config.quiet)
@@ -58,7 +58,8 @@ def launch(config: LaunchConfig, console: Console) -> int:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
         plan = Plan(config=config, model_path=model_path, ports=ports, num_gpus=num_gpus)
         servers = plan.servers()
-        return asyncio.run(run_fleet(servers, use(config, servers, console), console))
+        code = asyncio.run(run_fleet(servers, use(config, servers, console), console))
+        return code if config.prompt else 0
 
 
 async def use(config: LaunchConfig, servers: Sequence[ServerSpec], console: Console) -> None:

@@ -49,6 +49,8 @@ async def run_fleet(
                 processes.append(_start(spec, guard, console))
             await _until_first(using, _first_exit(processes), interrupts.stop.wait())
         finally:
+            interrupts.stop.set()  # from here on a signal means: at once
+            console.progress("stopping the servers; Ctrl-C kills them at once")
             await _stop(processes, interrupts.kill, grace_s)
     return interrupts.exit_code
 
