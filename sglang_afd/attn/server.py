@@ -8,7 +8,6 @@ import threading
 import time
 from typing import Any
 
-from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -43,7 +42,10 @@ def serve(config: AfdConfig, server_args: ServerArgs) -> int:
     auth.require_secret_beyond_loopback(config.mlp_url, secret, "--afd-mlp")
     board = StatusBoard()
     is_warm = threading.Event()
-    _add_routes(board, is_warm)
+    http_server.add_outermost_middleware(
+        functools.partial(_Doorkeeper, board=board, is_warm=is_warm),
+        has_api_key=bool(server_args.api_key or server_args.admin_api_key),
+    )
     try:
         http_server.launch_server(
             server_args,
@@ -61,14 +63,6 @@ def _warm_up(board: StatusBoard, server_args: ServerArgs) -> bool:
     while board.read().state is not LinkState.READY:
         time.sleep(ATTACH_POLL_S)
     return bool(http_server.execute_server_warmup(server_args))
-
-
-def _add_routes(board: StatusBoard, is_warm: threading.Event) -> None:
-    async def status(request: Request) -> JSONResponse:
-        return JSONResponse(_describe(board, is_warm=is_warm.is_set()))
-
-    http_server.app.add_api_route(STATUS_PATH, status, methods=["GET"])
-    http_server.app.add_middleware(_RefuseWhileDetached, board=board, is_warm=is_warm)
 
 
 def _describe(board: StatusBoard, *, is_warm: bool) -> dict[str, Any]:
@@ -92,8 +86,11 @@ def _describe(board: StatusBoard, *, is_warm: bool) -> dict[str, Any]:
     }
 
 
-class _RefuseWhileDetached:
-    """ASGI middleware: requests that need the experts are not queued while there are none."""
+class _Doorkeeper:
+    """ASGI middleware before all of SGLang's: answers the status, and 503 while detached.
+
+    Outside SGLang's API-key check, so that a router needs no key to see who can serve.
+    """
 
     def __init__(self, app: ASGIApp, *, board: StatusBoard, is_warm: threading.Event) -> None:
         self._app = app
@@ -101,12 +98,17 @@ class _RefuseWhileDetached:
         self._is_warm = is_warm
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] in _NEEDS_EXPERTS:
+        answer = self._answer(scope["path"]) if scope["type"] == "http" else None
+        await (answer or self._app)(scope, receive, send)
+
+    def _answer(self, path: str) -> JSONResponse | None:
+        if path == STATUS_PATH:
+            return JSONResponse(_describe(self._board, is_warm=self._is_warm.is_set()))
+        if path in _NEEDS_EXPERTS:
             status = self._board.read()
             if status.state is not LinkState.READY:
-                await _unavailable(status.reason)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+                return _unavailable(status.reason)
+        return None
 
 
 def _unavailable(reason: str) -> JSONResponse:

@@ -112,10 +112,11 @@ def gated_add(
 
 
 def _declare_torchvision_operators() -> None:
-    # PyPI's torchvision links CUDA libraries; without them its Python part misses two schemas.
+    # PyPI's torchvision links CUDA libraries. Beside a CPU build of torch they cannot be loaded, and
+    # its Python part misses two schemas; beside a CUDA build it declares them itself.
     import torch
 
-    if torch.cuda.is_available() or hasattr(torch.ops.torchvision, "nms"):
+    if torch.version.cuda is not None or hasattr(torch.ops.torchvision, "nms"):
         return
     library = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):

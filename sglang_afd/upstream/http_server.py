@@ -2,9 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from sglang.srt.entrypoints.http_server import _execute_server_warmup, app, launch_server
 from sglang.srt.utils import kill_process_tree
+from starlette.types import ASGIApp
+
+from sglang_afd.upstream import hooks
+
+API_KEY_HOOK = "sglang.srt.utils.auth.add_api_key_middleware"
 
 execute_server_warmup = _execute_server_warmup
 
-__all__ = ["app", "execute_server_warmup", "kill_process_tree", "launch_server"]
+__all__ = [
+    "API_KEY_HOOK",
+    "add_outermost_middleware",
+    "execute_server_warmup",
+    "kill_process_tree",
+    "launch_server",
+]
+
+
+def add_outermost_middleware(middleware: Callable[[ASGIApp], ASGIApp], *, has_api_key: bool) -> None:
+    """Put `middleware` before everything that SGLang adds to its application.
+
+    Args:
+        middleware: Takes the application that it wraps.
+        has_api_key: SGLang will add its own check of the key, which must end up inside ours.
+    """
+    if not has_api_key:
+        app.add_middleware(middleware)
+        return
+
+    def add_both(add_api_key_middleware: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        add_api_key_middleware(*args, **kwargs)
+        app.add_middleware(middleware)
+
+    hooks.install([hooks.Hook(target=API_KEY_HOOK, type=hooks.AROUND, function=add_both)])

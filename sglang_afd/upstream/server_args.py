@@ -178,5 +178,8 @@ def refuse_unsupported(raw: argparse.Namespace, config: AfdConfig) -> None:
 def _fix_attention_fields(server_args: ServerArgs) -> None:
     # Shared experts stay separate modules, and top-k must come out in its standard format.
     server_args.override("sglang_afd", disable_shared_experts_fusion=True)
+    # A router asks for the status twice a second.
+    quiet = [*server_args.uvicorn_access_log_exclude_prefixes, "/afd/v1/status"]
+    server_args.override("sglang_afd", uvicorn_access_log_exclude_prefixes=quiet)
     if server_args.device != "cpu":
         server_args.override("sglang_afd", moe_runner_backend="triton")

@@ -101,3 +101,16 @@ def test_an_attention_server_gives_up_on_mlp_servers_that_never_come(
 
     assert "could not attach within --afd-attach-timeout 1 s" in words
     assert "no MLP server answers at http://127.0.0.1:" in words
+
+
+def test_the_status_needs_no_api_key_and_generation_does(
+    zygote: Zygote, qwen3_oracle: Oracle
+) -> None:
+    model, ports = qwen3_oracle.model, fleet.mlp_ports(1)
+    attn = fleet.start_attn(zygote, model, ports[0], "--api-key", "open sesame")
+    with running([*fleet.start_mlp(zygote, model, ports), attn]):
+        fleet.wait_ready(attn)
+
+        status, _ = attn.get("/v1/models")
+
+    assert status == 401
