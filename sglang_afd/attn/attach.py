@@ -106,7 +106,12 @@ class Attacher:
                 f"--afd-mlp {self._mlp_url} is not an MLP server; give the address of one started "
                 f"with --role mlp"
             )
-        if info["missing_ranks"] or "group" not in info:
+        if "group" not in info:
+            raise ConfigError(
+                f"--afd-mlp {self._mlp_url} is MLP rank {info.get('ep_rank')}; give the address of "
+                f"rank 0, which knows the others"
+            )
+        if info["missing_ranks"]:
             raise PeerLost(f"MLP rank(s) {info['missing_ranks']} have not reported to rank 0 yet")
         host = urlsplit(self._mlp_url).hostname or ""
         addresses = [replace_wildcard(member["exchange_address"], host) for member in info["group"]]

@@ -58,7 +58,8 @@ class ZmqLink(Link):
         self._options = options
         self._lost: str | None = None
         self._lost_lock = threading.Lock()
-        self._closed = False
+        self._closed = False  # closing has begun
+        self._is_freed = False
         self.ranks = ()
         self._context = zmq.Context()
         self._wake_in, self._wake_out = self._wake_pair()
@@ -133,8 +134,8 @@ class ZmqLink(Link):
 
     @property
     def is_closed(self) -> bool:
-        """Has `close` been called?"""
-        return self._closed
+        """Has `close` returned?"""
+        return self._is_freed
 
     def close_watch(self) -> None:
         """Free what `watch` used, in the thread that called it, and only after `close`.
@@ -161,6 +162,7 @@ class ZmqLink(Link):
                 with suppress(zmq.Again):  # the rank went and nobody has noticed yet
                     socket.send(codec.encode(Detach(epoch=self.epoch)), zmq.DONTWAIT)
             socket.close()
+        self._is_freed = True
 
     def _attach_all(self, addresses: Sequence[str]) -> tuple[Attached, ...]:
         attached: list[Attached] = []

@@ -63,8 +63,7 @@ def test_one_ranks_reply_is_the_result_bit_by_bit() -> None:
     assert torch.equal(slots.take(0), partial)
 
 
-# Each triple gives another float32 sum when its members are added in another order.
-ORDERED = torch.tensor([[1e8, 1.0, -1e8], [1.0, 1e8, -1e8]])
+ORDERED = (1e8, -1e8, 1.0)  # 1 in float32, but 0 in any other order
 
 
 @pytest.mark.parametrize("arrival", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
@@ -72,12 +71,11 @@ def test_partial_sums_are_added_in_rank_order_whatever_the_order_of_arrival(
     arrival: tuple[int, ...],
 ) -> None:
     slots = occupied(3)
-    partials = [ORDERED[:, rank : rank + 1].expand(2, 4) for rank in range(3)]
 
     for rank in arrival:
-        slots.receive(rank, reply(partials[rank]))
+        slots.receive(rank, reply(torch.full((2, 4), ORDERED[rank])))
 
-    assert torch.equal(slots.take(0), (partials[0] + partials[1]) + partials[2])
+    assert slots.take(0).unique().tolist() == [1.0]
 
 
 def test_partial_sums_in_bfloat16_are_added_in_float32() -> None:

@@ -1,0 +1,315 @@
+"""Every transport behind one face, and MLP ranks on threads: what `test/contract` needs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from peers import make_identity
+from torch import Tensor
+
+from sglang_afd.protocol.handshake import Gate
+from sglang_afd.protocol.messages import ModelSpec, RefusalCode
+from sglang_afd.rounds.arrival import ArrivalQueue, Member
+from sglang_afd.topology import ExpertShard
+from sglang_afd.transport.base import (
+    Arrived,
+    Event,
+    Exchange,
+    Hub,
+    Link,
+    PeerAttached,
+    PeerGone,
+    Rows,
+)
+from sglang_afd.transport.loopback import LoopbackHub, LoopbackLink
+from sglang_afd.transport.zmq_hub import ZmqHub
+from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
+
+TURN_S = 0.01
+PATIENCE_S = 60.0  # for what must happen; a test that waits so long has failed
+
+Run = Callable[[int, int, Rows], Tensor]  # rank, layer_id, rows -> partial sum
+
+
+class Transport(Protocol):
+    """What a transport brings to the suite."""
+
+    def hub(self, gate: Gate, address: str = "") -> Hub:
+        """One rank's end; an address lets it follow another hub there."""
+
+    def link(
+        self,
+        hubs: Sequence[Hub],
+        server_id: str,
+        spec: ModelSpec,
+        secret: bytes,
+        stall_timeout_s: float,
+    ) -> Link:
+        """Attach to hubs that threads poll."""
+
+    def close(self) -> None:
+        """Free everything."""
+
+
+class Loopback:
+    """In process."""
+
+    def hub(self, gate: Gate, address: str = "") -> Hub:
+        return LoopbackHub(gate)
+
+    def link(
+        self,
+        hubs: Sequence[Hub],
+        server_id: str,
+        spec: ModelSpec,
+        secret: bytes,
+        stall_timeout_s: float,
+    ) -> Link:
+        return LoopbackLink(
+            [hub for hub in hubs if isinstance(hub, LoopbackHub)],
+            server_id=server_id,
+            spec=spec,
+            secret=secret,
+            stall_timeout_s=stall_timeout_s,
+        )
+
+    def close(self) -> None:
+        return None
+
+
+class Zmq:
+    """ZeroMQ over `ipc` or `tcp`; each link is watched by a thread, as a server does."""
+
+    def __init__(self, scheme: str, directory: Path) -> None:
+        self._scheme = scheme
+        self._directory = directory
+        self._num_hubs = 0
+        self._watched: list[tuple[ZmqLink, threading.Thread]] = []
+
+    def hub(self, gate: Gate, address: str = "") -> Hub:
+        self._num_hubs += 1
+        fresh = {"ipc": f"ipc://{self._directory}/{self._num_hubs}", "tcp": "tcp://127.0.0.1:0"}
+        return ZmqHub(gate, address or fresh[self._scheme], heartbeat_timeout_s=30.0)
+
+    def link(
+        self,
+        hubs: Sequence[Hub],
+        server_id: str,
+        spec: ModelSpec,
+        secret: bytes,
+        stall_timeout_s: float,
+    ) -> Link:
+        options = LinkOptions(
+            server_id=server_id,
+            spec=spec,
+            secret=secret,
+            heartbeat_timeout_s=30.0,
+            stall_timeout_s=stall_timeout_s,
+            handshake_timeout_s=PATIENCE_S,
+        )
+        link = ZmqLink([hub.address for hub in hubs], options)
+        thread = threading.Thread(target=_watch, args=(link,))
+        thread.start()
+        self._watched.append((link, thread))
+        return link
+
+    def close(self) -> None:
+        for link, thread in self._watched:
+            link.close()
+            thread.join(PATIENCE_S)
+
+
+def _watch(link: ZmqLink) -> None:
+    while link.watch(TURN_S):
+        pass
+    while not link.is_closed:  # ZeroMQ wants the watched sockets closed first
+        time.sleep(TURN_S)
+    link.close_watch()
+
+
+class Rank:
+    """One MLP rank on a thread: polls its hub through an `ArrivalQueue` and runs `run`.
+
+    While `pause` is in force it takes events and serves nothing.
+    """
+
+    def __init__(self, hub: Hub, rank: int, run: Run) -> None:
+        self.hub = hub
+        self.events: list[Event] = []
+        self.served: list[Exchange] = []
+        self._rank = rank
+        self._run = run
+        self._queue = ArrivalQueue()
+        self._exchanges: dict[Member, Exchange] = {}
+        self._changed = threading.Condition()
+        self._is_paused = False
+        self._must_stop = False
+        self._may_poll = threading.Lock()
+        self._thread = threading.Thread(target=self._turn)
+        self._thread.start()
+
+    def pause(self) -> None:
+        """Serve nothing from now on."""
+        with self._changed:
+            self._is_paused = True
+
+    def resume(self) -> None:
+        """Serve what waits."""
+        with self._changed:
+            self._is_paused = False
+
+    def hold_polls(self) -> None:
+        """Do not even look at what comes, as while experts run for long; waits until that is so."""
+        self._may_poll.acquire()
+
+    def release_polls(self) -> None:
+        """Look again."""
+        self._may_poll.release()
+
+    def wait_for(self, kind: type[Event], number: int = 1) -> None:
+        """Until so many events of a kind have come."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.count(kind) >= number, PATIENCE_S)
+
+    def count(self, kind: type[Event]) -> int:
+        """How many events of a kind have come."""
+        return sum(isinstance(event, kind) for event in self.events)
+
+    def stop(self) -> None:
+        """The rank dies: no goodbye, its hub is gone."""
+        self._must_stop = True
+        self._thread.join(PATIENCE_S)
+
+    def _turn(self) -> None:
+        try:
+            while not self._must_stop:
+                with self._may_poll:
+                    events = self.hub.poll(TURN_S)
+                with self._changed:
+                    for event in events:
+                        self._take(event)
+                    while not self._is_paused and (unit := self._queue.next_unit()) is not None:
+                        self._serve(self._exchanges.pop(unit.members[0]))
+                    self._changed.notify_all()
+        finally:
+            self.hub.close()
+
+    def _take(self, event: Event) -> None:
+        self.events.append(event)
+        match event:
+            case Arrived(exchange=exchange):
+                header = exchange.header
+                member = Member(
+                    peer=exchange.peer,
+                    micro_batch_id=header.micro_batch_id,
+                    step=header.step,
+                    layer_id=header.layer_id,
+                    num_rows=header.num_rows,
+                )
+                self._exchanges[member] = exchange
+                self._queue.arrived(member)
+            case PeerGone(peer=peer):
+                self._queue.peer_gone(peer)
+            case PeerAttached():
+                pass
+
+    def _serve(self, exchange: Exchange) -> None:
+        self.served.append(exchange)
+        try:
+            partial = self._run(self._rank, exchange.header.layer_id, exchange.rows)
+        except ValueError as error:
+            self.hub.decline(exchange, RefusalCode.EXPERT, str(error))
+            return
+        self.hub.reply(exchange, partial)
+
+
+class ReferenceExperts:
+    """Plain experts: each a matrix; a row's share is added choice by choice in float32."""
+
+    def __init__(self, spec: ModelSpec, ep_size: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._shards = [
+            ExpertShard(rank=rank, ep_size=ep_size, num_experts=spec.num_experts)
+            for rank in range(ep_size)
+        ]
+        size = spec.hidden_size
+        self._matrices = {
+            layer_id: torch.randn(spec.num_experts, size, size, generator=generator)
+            for layer_id in spec.moe_layer_ids
+        }
+
+    def run(self, rank: int, layer_id: int, rows: Rows) -> Tensor:
+        """The partial sum of one rank."""
+        shard, matrices = self._shards[rank], self._matrices[layer_id]
+        total = torch.zeros_like(rows.hidden_states, dtype=torch.float32)
+        for row, (ids, weights) in enumerate(zip(rows.topk_ids, rows.topk_weights, strict=True)):
+            for expert, weight in zip(ids.tolist(), weights, strict=True):
+                if shard.first <= expert < shard.stop:
+                    total[row] += weight * (rows.hidden_states[row].float() @ matrices[expert])
+        return total.to(rows.hidden_states.dtype)
+
+    def expected(self, layer_id: int, rows: Rows) -> Tensor:
+        """What a combine must return, bit by bit."""
+        total = torch.zeros_like(rows.hidden_states, dtype=torch.float32)
+        for shard in self._shards:
+            total += self.run(shard.rank, layer_id, rows)
+        return total.to(rows.hidden_states.dtype)
+
+
+class Fleet:
+    """The MLP ranks of one test and the links to them; closes all of it."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.ranks: list[Rank] = []
+        self._every_rank: list[Rank] = []
+        self._links: list[Link] = []
+
+    def start(
+        self,
+        spec: ModelSpec,
+        run: Run,
+        ep_size: int = 1,
+        *,
+        secret: bytes = b"",
+        max_peers: int = 8,
+        boot_id: str = "0000000100000000",
+    ) -> list[Rank]:
+        """Start every rank; called again, each follows its dead predecessor at its address."""
+        addresses = [rank.hub.address for rank in self.ranks] or [""] * ep_size
+        self.ranks = []
+        for number, address in enumerate(addresses):
+            identity = make_identity(spec, rank=number, ep_size=ep_size, boot_id=boot_id)
+            hub = self.transport.hub(Gate(identity, secret, max_peers=max_peers), address)
+            self.ranks.append(Rank(hub, number, run))
+        self._every_rank += self.ranks
+        return self.ranks
+
+    def attach(
+        self,
+        spec: ModelSpec,
+        *,
+        server_id: str = "",
+        secret: bytes = b"",
+        stall_timeout_s: float = PATIENCE_S,
+        ranks: Sequence[Rank] | None = None,
+    ) -> Link:
+        """A new attention server's link."""
+        hubs = [rank.hub for rank in (self.ranks if ranks is None else ranks)]
+        name = server_id or f"attn-{len(self._links)}"
+        link = self.transport.link(hubs, name, spec, secret, stall_timeout_s)
+        self._links.append(link)
+        return link
+
+    def close(self) -> None:
+        """End links and ranks."""
+        for link in self._links:
+            link.close()
+        for rank in self._every_rank:
+            rank.stop()
+        self.transport.close()

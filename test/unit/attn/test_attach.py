@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from peers import SECRET, SPEC
+
+from sglang_afd.attn import attach
+from sglang_afd.attn.attach import Attacher
+from sglang_afd.attn.status import StatusBoard
+from sglang_afd.errors import ConfigError, PeerLost
+from sglang_afd.transport.zmq_link import LinkOptions
+
+INFO: dict[str, Any] = {
+    "role": "mlp",
+    "ep_rank": 0,
+    "missing_ranks": [],
+    "group": [
+        {"rank": 0, "exchange_address": "tcp://0.0.0.0:7000"},
+        {"rank": 1, "exchange_address": "ipc:///run/1"},
+    ],
+}
+
+
+def find(monkeypatch: pytest.MonkeyPatch, info: dict[str, Any], secret: bytes = b"") -> list[str]:
+    monkeypatch.setattr(attach, "fetch_info", lambda url: info)
+    options = LinkOptions(
+        server_id="attn-0",
+        spec=SPEC,
+        secret=secret,
+        heartbeat_timeout_s=1.0,
+        stall_timeout_s=1.0,
+    )
+    return Attacher("http://127.0.0.1:30010/", options, StatusBoard())._find()
+
+
+def test_every_rank_is_found_where_this_host_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find(monkeypatch, INFO) == ["tcp://127.0.0.1:7000", "ipc:///run/1"]
+
+
+def test_a_server_of_another_role_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="is not an MLP server; .* --role mlp"):
+        find(monkeypatch, {"model_path": "m"})
+
+
+def test_a_rank_that_does_not_lead_is_refused_by_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError, match="is MLP rank 1; give the address of rank 0"):
+        find(monkeypatch, {"role": "mlp", "ep_rank": 1})
+
+
+def test_a_group_with_missing_ranks_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PeerLost, match=r"rank\(s\) \[1\] have not reported"):
+        find(monkeypatch, INFO | {"missing_ranks": [1]})
+
+
+def test_a_rank_on_another_host_needs_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = INFO | {"group": [{"rank": 0, "exchange_address": "tcp://10.0.0.5:7000"}]}
+
+    with pytest.raises(ConfigError, match=r"the exchange address tcp://10\.0\.0\.5:7000 can be"):
+        find(monkeypatch, info)
+    assert find(monkeypatch, info, SECRET) == ["tcp://10.0.0.5:7000"]
+
+
+def test_an_address_that_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = INFO | {"group": [{"rank": 0, "exchange_address": "loopback"}]}
+
+    with pytest.raises(ConfigError, match="exchange address loopback is neither"):
+        find(monkeypatch, info)
