@@ -43,7 +43,7 @@ class RemoteDispatcher(BaseDispatcher):
         self._layer_id = layer_id
 
     def dispatch(self, hidden_states: Tensor, topk_output: TopKOutput) -> Dispatched:
-        """Start moving rows; returns without waiting.
+        """Start moving rows through host memory; returns without waiting for the MLP servers.
 
         Args:
             hidden_states: [T, H] in the model's dtype.
@@ -57,9 +57,9 @@ class RemoteDispatcher(BaseDispatcher):
         if hidden_states.shape[0] == 0:
             return Dispatched(hidden_states, ())
         rows = Rows(
-            hidden_states=hidden_states.contiguous(),
-            topk_ids=topk_output.topk_ids.to(torch.int32).contiguous(),
-            topk_weights=topk_output.topk_weights.to(torch.float32).contiguous(),
+            hidden_states=hidden_states.cpu().contiguous(),
+            topk_ids=topk_output.topk_ids.to("cpu", torch.int32).contiguous(),
+            topk_weights=topk_output.topk_weights.to("cpu", torch.float32).contiguous(),
         )
         pieces = _cut(rows, runtime.current().max_rows)
         runtime.current().send(self._layer_id, MICRO_BATCH_ID, pieces[0])
@@ -79,7 +79,7 @@ class RemoteDispatcher(BaseDispatcher):
         for piece in pieces[1:]:
             link.send(self._layer_id, MICRO_BATCH_ID, piece)
             sums.append(link.receive(MICRO_BATCH_ID))
-        return sums[0] if len(sums) == 1 else torch.cat(sums)
+        return (sums[0] if len(sums) == 1 else torch.cat(sums)).to(hidden_states.device)
 
 
 class RemoteFusedMoE(FusedMoE):

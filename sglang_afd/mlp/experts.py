@@ -76,27 +76,24 @@ class Experts:
 
         Args:
             layer_id: A key of `layers`.
-            rows: Of one or of many peers; only choices of this rank's experts count.
+            rows: In host memory, of one or of many peers; only choices of this rank's experts count.
 
-        Returns: [T, H] in the model's dtype; zeros where no choice was ours.
+        Returns: [T, H] in the model's dtype, in host memory; zeros where no choice was ours.
         """
         layer = self.layers[layer_id]
         local_ids = rows.topk_ids - self.shard.first
         is_ours = (local_ids >= 0) & (local_ids < self.shard.stop - self.shard.first)
+        hidden_states = rows.hidden_states.to(self._device)
+        weights = rows.topk_weights.to(self._device)
         if bool(is_ours.all()):
-            return _run_layer(layer, rows.hidden_states, local_ids, rows.topk_weights)
-        # Each remaining (row, choice) pair becomes a row of its own, with one choice.
-        row, choice = is_ours.nonzero(as_tuple=True)
-        total = torch.zeros_like(rows.hidden_states)
-        if row.numel():
-            parts = _run_layer(
-                layer,
-                rows.hidden_states[row],
-                local_ids[row, choice].unsqueeze(1),
-                rows.topk_weights[row, choice].unsqueeze(1),
-            )
-            total.index_add_(0, row, parts)
-        return total
+            partial = _run_layer(layer, hidden_states, local_ids.to(self._device), weights)
+        elif self._device != "cpu" and self.shard.ep_size > 1:
+            # SGLang's GPU kernels skip -1, but only where a rank owns a part of the experts.
+            local_ids = local_ids.masked_fill(~is_ours, -1).to(self._device)
+            partial = _run_layer(layer, hidden_states, local_ids, weights)
+        else:
+            partial = _run_pairs(layer, hidden_states, local_ids, weights, is_ours)
+        return partial.cpu()
 
     def count_rows(self, rows: Rows) -> Tensor:
         """How many choices went to each of this rank's experts: [num_local] int64."""
@@ -137,6 +134,19 @@ class Experts:
             return False
         following = name.split(".experts.", 1)[1].split(".", 1)[0]
         return not following.isdigit() or self.shard.first <= int(following) < self.shard.stop
+
+
+def _run_pairs(
+    layer: FusedMoE, hidden_states: Tensor, ids: Tensor, weights: Tensor, is_ours: Tensor
+) -> Tensor:
+    """Run the (row, choice) pairs that are ours, each as a row of its own with one choice."""
+    row, choice = (index.to(hidden_states.device) for index in is_ours.nonzero(as_tuple=True))
+    total = torch.zeros_like(hidden_states)
+    if row.numel():
+        pair_ids = ids.to(hidden_states.device)[row, choice].unsqueeze(1)
+        pair_weights = weights[row, choice].unsqueeze(1)
+        total.index_add_(0, row, _run_layer(layer, hidden_states[row], pair_ids, pair_weights))
+    return total
 
 
 def _run_layer(layer: FusedMoE, hidden_states: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from sglang_afd.config import AfdConfig, Role
 from sglang_afd.errors import ConfigError
 from sglang_afd.upstream import cpu_shim
 from sglang_afd.upstream.model_check import check_model, local_model_path
+
+logger = logging.getLogger(__name__)
 
 # What stock SGLang needs on a machine without a GPU; the user's own flags come later and win.
 _CPU_DEFAULTS = {
@@ -72,6 +75,12 @@ def parse_server_args(argv: Sequence[str], config: AfdConfig) -> RoleArgs:
     raw.model_path = local_model_path(raw)
     check_model(raw.model_path, raw.json_model_override_args, config)
     arguments = [*_cpu_defaults(raw), *argv, "--model-path", raw.model_path, "--ep-size", "1"]
+    if config.role is Role.ATTN and not cpu_shim.IS_CPU:
+        logger.warning("CUDA graphs are off: this version exchanges rows through host memory")
+        arguments += [
+            *("--cuda-graph-backend-decode", "disabled"),
+            *("--cuda-graph-backend-prefill", "disabled"),
+        ]
     try:
         server_args = prepare_server_args(arguments)
     except (ValueError, AssertionError) as error:
@@ -157,6 +166,11 @@ def refuse_unsupported(raw: argparse.Namespace, config: AfdConfig) -> None:
             f"--tokenizer-worker-num {raw.tokenizer_worker_num}",
             leave_out + "one HTTP process answers /afd/v1/status",
         ),
+        (
+            role is Role.ATTN and _wants_cuda_graphs(raw),
+            "CUDA graphs",
+            "leave --cuda-graph-backend-... out: rows go through host memory in this version",
+        ),
         (raw.enable_torch_compile, "--enable-torch-compile", leave_out + "it is not tested yet"),
         (
             cpu_shim.IS_CPU and raw.device not in (None, "cpu"),
@@ -173,6 +187,11 @@ def refuse_unsupported(raw: argparse.Namespace, config: AfdConfig) -> None:
     for is_set, what, instead in refusals:
         if is_set:
             raise ConfigError(f"{what} is not supported with --role {role}; {instead}")
+
+
+def _wants_cuda_graphs(raw: argparse.Namespace) -> bool:
+    backends = (raw.cuda_graph_backend_decode, raw.cuda_graph_backend_prefill)
+    return any(backend not in (None, "disabled") for backend in backends)
 
 
 def _fix_attention_fields(server_args: ServerArgs) -> None:
