@@ -166,8 +166,8 @@ def test_port_scanners_do_not_take_along_who_gets_their_descriptor(zmq_fleet: Fl
     """The hub learns of the scans and of the newcomer in one turn."""
     [rank] = zmq_fleet.start(SPEC, EXPERTS.run)
     rank.hold_polls()
-    for _ in range(64):
-        connect_plainly(rank.hub.address).close()
+    for scan in [connect_plainly(rank.hub.address) for _ in range(64)]:
+        scan.close()
     timer = threading.Timer(0.3, rank.release_polls)  # long enough for the hello to arrive
     timer.start()
 
