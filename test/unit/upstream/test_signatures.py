@@ -1,0 +1,201 @@
+"""What we rely on in SGLang; a rename there fails here and not in a running server."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import sglang_afd
+from sglang_afd.attn import scheduler as attn_scheduler
+from sglang_afd.attn.remote_moe import RemoteFusedMoE
+from sglang_afd.mlp.experts import LocalFusedMoE
+from sglang_afd.upstream import http_server, moe, scheduler, server_args, weights
+
+PACKAGE = Path(sglang_afd.__file__).parent
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def resolve(target: str) -> Any:
+    return pkgutil.resolve_name(target)
+
+
+HOOKED = {
+    moe.MOE_CLASS_HOOK: ["quant_config"],
+    scheduler.EVENT_LOOP_HOOK: ["scheduler"],
+    scheduler.RUN_BATCH_HOOK: ["self", "batch", "pp_proxy_tensors"],
+    scheduler.LOAD_MODEL_HOOK: ["self"],
+    **{target: ["hf_weights_files"] for target in weights.ITERATOR_HOOKS},
+}
+
+
+@pytest.mark.parametrize("target", HOOKED)
+def test_a_hook_target_takes_the_arguments_that_its_hook_expects(target: str) -> None:
+    expected = HOOKED[target]
+
+    assert parameters(resolve(target))[: len(expected)] == expected
+
+
+@pytest.mark.parametrize("target", HOOKED)
+def test_a_hook_target_needs_no_further_arguments(target: str) -> None:
+    signature = inspect.signature(resolve(target))
+    further = list(signature.parameters.values())[len(HOOKED[target]) :]
+
+    needed = {p.name for p in further if p.default is inspect.Parameter.empty}
+    assert needed <= {"max_workers"}  # of the buffered iterator; ours takes and ignores it
+
+
+def test_every_hook_of_the_attention_role_is_listed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Runtime:
+        read_count = weights.ReadCount()
+
+    monkeypatch.setattr(attn_scheduler.runtime, "current", Runtime)
+
+    assert {hook.target for hook in attn_scheduler.build_hooks()} == set(HOOKED)
+
+
+def test_the_moe_class_function_answers_with_a_fused_moe() -> None:
+    source = inspect.getsource(resolve(moe.MOE_CLASS_HOOK))
+
+    assert "return FusedMoE" in source
+
+
+def test_the_weight_iterators_are_those_that_the_default_loader_calls() -> None:
+    loader = resolve("sglang.srt.model_loader.loader")
+
+    source = inspect.getsource(loader.DefaultModelLoader)
+
+    for target in weights.ITERATOR_HOOKS:
+        name = target.rsplit(".", 1)[1]
+        assert f" {name}(" in source
+        assert getattr(loader, name) is resolve(target)
+
+
+def test_the_launcher_takes_our_entry_points() -> None:
+    assert {
+        "server_args",
+        "run_scheduler_process_func",
+        "execute_warmup_func",
+        "launch_callback",
+    } <= set(parameters(http_server.launch_server))
+
+
+def test_the_launcher_hands_only_the_arguments_to_a_warm_up() -> None:
+    assert parameters(http_server.execute_server_warmup) == ["server_args"]
+
+
+def test_a_scheduler_process_gets_the_arguments_first() -> None:
+    assert parameters(scheduler.run_scheduler_process)[0] == "server_args"
+
+
+def test_arguments_can_be_overridden_under_a_source() -> None:
+    assert parameters(server_args.ServerArgs.override) == ["self", "source", "fields"]
+
+
+def test_a_fused_moe_is_built_from_what_our_subclasses_pass_on() -> None:
+    expected = {"num_experts", "hidden_size", "layer_id", "top_k", "quant_config"}
+
+    assert expected <= set(parameters(moe.FusedMoE.__init__))
+
+
+def test_a_fused_moe_keeps_what_we_read() -> None:
+    source = inspect.getsource(moe.FusedMoE.__init__)
+
+    for name in (
+        "layer_id",
+        "top_k",
+        "hidden_size",
+        "num_experts",
+        "quant_method",
+        "dispatcher",
+        "should_fuse_routed_scaling_factor_in_topk",
+    ):
+        assert f"self.{name}" in source
+
+
+def test_a_fused_moe_runs_what_a_dispatcher_made() -> None:
+    assert parameters(moe.FusedMoE.run_moe_core) == ["self", "dispatch_output"]
+    assert "self.quant_method.apply(" in inspect.getsource(moe.FusedMoE.run_moe_core)
+
+
+def test_our_forward_takes_the_arguments_of_sglangs() -> None:
+    assert parameters(RemoteFusedMoE.forward) == parameters(moe.FusedMoE.forward)
+
+
+def test_our_layers_are_fused_moes_to_sglang() -> None:
+    assert issubclass(RemoteFusedMoE, moe.FusedMoE)
+    assert issubclass(LocalFusedMoE, moe.FusedMoE)
+
+
+def test_dispatch_and_combine_outputs_have_the_fields_that_we_use() -> None:
+    assert moe.StandardTopKOutput._fields[:3] == ("topk_weights", "topk_ids", "router_logits")
+    assert moe.StandardDispatchOutput._fields[0] == "hidden_states"
+    assert moe.StandardDispatchOutput._fields[2] == "topk_output"
+
+
+def attributes_of(name: str, file: Path) -> set[str]:
+    """What a file reads or writes of the variable `name`."""
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == name
+    }
+
+
+def test_the_scheduler_has_every_attribute_that_we_touch() -> None:
+    touched = attributes_of("scheduler", PACKAGE / "upstream" / "scheduler.py")
+    touched |= attributes_of("owner", PACKAGE / "attn" / "scheduler.py")
+    source = inspect.getsource(scheduler.Scheduler)
+
+    missing = {
+        name
+        for name in touched
+        if not hasattr(scheduler.Scheduler, name)
+        and f"self.{name} =" not in source
+        and f"self.{name}: " not in source
+    }
+    assert len(touched) > 10
+    assert missing == set()
+
+
+def test_flush_cache_empties_what_we_empty_and_nothing_that_we_forgot() -> None:
+    source = inspect.getsource(scheduler.Scheduler.flush_cache)
+
+    assert source.count(".clear()") + source.count(".reset()") == 4
+    for emptied in (
+        "self.tree_cache.reset()",
+        "self.req_to_token_pool.clear()",
+        "self.token_to_kv_pool_allocator.clear()",
+        "self.grammar_manager.clear()",
+    ):
+        assert emptied in source
+
+
+def test_an_abort_carries_its_request_and_its_reason() -> None:
+    fields = {field.name for field in msgspec.structs.fields(scheduler.AbortReq)}
+
+    assert {"rid", "finished_reason"} <= fields
+    assert parameters(scheduler.FINISH_ABORT.__init__) == [
+        "self",
+        "message",
+        "status_code",
+        "err_type",
+    ]
+
+
+def test_a_batch_knows_its_requests_and_its_mode() -> None:
+    fields = set(scheduler.ScheduleBatch.__dataclass_fields__)
+
+    assert {"reqs", "forward_mode", "batch_is_full"} <= fields
+    assert callable(scheduler.Req.finished)
