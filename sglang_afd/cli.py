@@ -135,6 +135,15 @@ def parse(argv: Sequence[str]) -> tuple[AfdConfig, list[str]]:
     return AfdConfig(**values), rest
 
 
+def split_config(argv: Sequence[str]) -> list[str]:
+    """Write `--config=FILE` as two arguments, the only form that SGLang's merger sees."""
+    split: list[str] = []
+    for argument in argv:
+        flag, _, file = argument.partition("=")
+        split += [flag, file] if flag == "--config" and file else [argument]
+    return split
+
+
 def wants_help(argv: Sequence[str]) -> bool:
     """Is this a call for help?"""
     return "--help" in argv or "-h" in argv

@@ -31,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
 def _main(argv: Sequence[str]) -> int:
     if cli.wants_help(argv):
         return _print_help()
+    argv = cli.split_config(argv)
     if "--config" not in argv:
         cli.parse(argv)  # our own mistakes are told at once, before SGLang is imported
     _prepare_environment()

@@ -7,10 +7,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import yaml  # type: ignore[import-untyped]
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 from sglang.srt.server_args_config_parser import ConfigArgumentMerger
 
-from sglang_afd.cli import StrictParser, unknown_flag
+from sglang_afd.cli import StrictParser, build_parser, unknown_flag
 from sglang_afd.config import AfdConfig, Role
 from sglang_afd.errors import ConfigError
 from sglang_afd.upstream import cpu_shim
@@ -50,9 +51,13 @@ def merge_config_file(argv: Sequence[str]) -> list[str]:
     arguments = list(argv)
     if "--config" not in arguments:
         return arguments
+    parser = _parser()
+    for action in build_parser()._actions:  # the merger must know which of ours are switches
+        if isinstance(action, argparse._StoreTrueAction):
+            parser.add_argument(action.option_strings[-1], action="store_true")
     try:
-        merged: list[str] = ConfigArgumentMerger(_parser()).merge_config_with_args(arguments)
-    except (ValueError, OSError) as error:
+        merged: list[str] = ConfigArgumentMerger(parser).merge_config_with_args(arguments)
+    except (ValueError, OSError, yaml.YAMLError) as error:
         raise ConfigError(f"--config: {error}") from None
     return merged
 

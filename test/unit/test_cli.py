@@ -150,3 +150,16 @@ def test_a_value_that_does_not_fit_is_refused_instead_of_exiting(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         cli.parse([*ATTN, *argv])
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--config=a.yaml", "--port=1"], ["--config", "a.yaml", "--port=1"]),
+        (["--config", "a.yaml"], ["--config", "a.yaml"]),
+        (["--config="], ["--config="]),
+        (["--config-format=x", "x=--config"], ["--config-format=x", "x=--config"]),
+    ],
+)
+def test_a_joined_config_flag_is_split(argv: list[str], expected: list[str]) -> None:
+    assert cli.split_config(argv) == expected
