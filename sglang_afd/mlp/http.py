@@ -6,6 +6,7 @@ A process of its own, so that the loop's process runs nothing but the loop.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import signal
 import socket
@@ -128,7 +129,7 @@ class _Endpoints:
         if not self._options.secret and not auth.is_loopback(remote):
             raise ConfigError("members from other hosts need the same --afd-secret-file")
         expected = auth.prove(self._options.secret, "member", body).hex()
-        if proof != expected:
+        if not hmac.compare_digest(proof.encode(), expected.encode()):
             raise ConfigError("the member's secret is not rank 0's; use the same --afd-secret-file")
         report = msgspec.json.decode(body, type=MemberReport)
         if abs(time.time() - report.sent_at_s) > MAX_SKEW_S:

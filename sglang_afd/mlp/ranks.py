@@ -14,7 +14,6 @@ from sglang_afd.config import AfdConfig
 from sglang_afd.errors import AfdError, ConfigError
 from sglang_afd.mlp import server
 from sglang_afd.process import die_with_parent
-from sglang_afd.protocol.auth import is_loopback
 from sglang_afd.topology import ExpertShard
 from sglang_afd.upstream.model_check import num_experts_of
 from sglang_afd.upstream.server_args import ServerArgs
@@ -40,12 +39,17 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int, argv: Seq
     return _Ranks(server_args, ep_size, argv).run()
 
 
+def leader_url(host: str, port: int) -> str:
+    """Where the other ranks on this host reach rank 0, which listens on `host`."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"
+
+
 class _Ranks:
     """The children, one for each rank; the first that ends takes the others along."""
 
     def __init__(self, server_args: ServerArgs, ep_size: int, argv: Sequence[str]) -> None:
-        host = server_args.host if is_loopback(server_args.host) else "127.0.0.1"
-        leader = f"http://{host}:{server_args.port}"
+        leader = leader_url(server_args.host, server_args.port)
         self._commands = [
             [
                 *(sys.executable, "-m", "sglang_afd.launch_server", *argv),
