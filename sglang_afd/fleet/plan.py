@@ -14,6 +14,9 @@ from sglang_afd.fleet.spec import ServerSpec
 SERVER_HOST = "127.0.0.1"
 STATUS_PATH = "/afd/v1/status"
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+# Key-value cache of an attention server that shares its GPU, where SGLang would take nearly all of
+# the memory. A smaller fraction would not help: SGLang measures it while the other servers load.
+SHARED_GPU_TOKENS = 65536
 STOP_STAGES = {"router": 0, "attn": 1, "mlp": 2}
 # SGLang looks for SIGTERM every 5 s, to let requests finish; the router has seen to that by then.
 STOP_SIGNALS = {"attn": signal.SIGINT, "mlp": signal.SIGTERM}
@@ -75,6 +78,8 @@ class Plan:
         argv += ["--host", SERVER_HOST, "--port", str(self.ports[place])]
         if self.num_gpus > 0:
             argv += ["--base-gpu-id", str(place % self.num_gpus)]
+            if role == "attn" and self._shares_gpu(place):
+                argv += ["--max-total-tokens", str(SHARED_GPU_TOKENS)]
         return ServerSpec(
             name=f"{role}-{index}",
             argv=(*argv, *self.config.server_args, *flags),
@@ -82,6 +87,9 @@ class Plan:
             stop_signal=STOP_SIGNALS[role],
             stop_stage=STOP_STAGES[role],
         )
+
+    def _shares_gpu(self, place: int) -> bool:
+        return len(range(place % self.num_gpus, len(self.ports), self.num_gpus)) > 1
 
     def _url(self, place: int) -> str:
         return f"http://{SERVER_HOST}:{self.ports[place]}"

@@ -25,16 +25,22 @@ __all__ = ["ModelConfig", "build_skeleton", "enter_process", "fill_dummy", "fini
 
 
 def enter_process(server_args: ServerArgs) -> ModelConfig:
-    """Publish the arguments and make SGLang's one-rank process groups; once in a process.
+    """Publish the arguments, choose the GPU and make SGLang's process groups; once in a process.
 
     The groups have one rank and an in-process store, so no rendezvous port is taken.
     """
     publish(server_args, role="scheduler")
+    if server_args.device != "cpu":
+        torch.get_device_module(server_args.device).set_device(server_args.base_gpu_id)
     model_config = ModelConfig.from_server_args(server_args)
     store = distributed.HashStore()  # type: ignore[attr-defined]
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     init_distributed_environment(
-        world_size=1, rank=0, local_rank=0, distributed_init_method="env://", backend="gloo"
+        world_size=1,
+        rank=0,
+        local_rank=server_args.base_gpu_id,
+        distributed_init_method="env://",
+        backend="gloo",
     )
     initialize_model_parallel(tensor_model_parallel_size=1)
     initialize_dp_attention(server_args, model_config)

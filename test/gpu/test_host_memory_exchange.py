@@ -19,19 +19,26 @@ FLAGS = (
     *("--chunked-prefill-size", "128", "--sleep-on-idle"),
 )
 NO_GRAPHS = ("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled")
+# The import of SGLang alone takes 20 s a process, and the kernels of a fresh machine half a minute.
+START_TIMEOUT_S = 240.0
+pytestmark = pytest.mark.timeout(2 * START_TIMEOUT_S)
 
 Start = Callable[..., Server]
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Start one server as users do, in processes of its own."""
     directory = tmp_path_factory.mktemp("servers")
+    processes: list[subprocess.Popen[bytes]] = []
+    environment = os.environ | {
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        "TRITON_F32_DEFAULT": "ieee",  # by default Triton multiplies float32 in TF32
+    }
 
     def start(module: str, *argv: str) -> Server:
         port = free_port()
         log = directory / f"{module}-{port}.log"
-        environment = os.environ | {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", module, *argv, "--port", str(port)],
@@ -41,9 +48,12 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
                 cwd=SUPPORT.parents[1],
                 start_new_session=True,
             )
+        processes.append(process)
         return Server(process.pid, port, log)
 
-    return start
+    yield start
+    for process in processes:
+        process.wait(10)
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen2"])
@@ -70,8 +80,8 @@ def fleet(start: Start, model: Path) -> Iterator[tuple[Server, Server]]:
     )
     attn = start("sglang_afd.launch_server", "--role", "attn", *common, *FLAGS, "--afd-mlp", leader)
     with running([stock, *ranks, attn]):
-        stock.wait("/health")
-        attn.wait("/afd/v1/status", lambda body: body["state"] == "ready")
+        stock.wait("/health", timeout_s=START_TIMEOUT_S)
+        attn.wait("/afd/v1/status", lambda body: body["state"] == "ready", START_TIMEOUT_S)
         yield stock, attn
 
 

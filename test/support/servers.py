@@ -19,7 +19,7 @@ from typing import Any
 SUPPORT = Path(__file__).parent
 CPU_FLAGS = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
-    *("--mem-fraction-static", "0.1", "--max-total-tokens", "8192", "--max-running-requests", "32"),
+    *("--mem-fraction-static", "0.8", "--max-total-tokens", "8192", "--max-running-requests", "32"),
 )
 START_TIMEOUT_S = 120.0
 
@@ -99,7 +99,12 @@ class Server:
         except OSError:
             return 0, None
 
-    def wait(self, path: str, accept: Callable[[Any], bool] = lambda body: True) -> None:
+    def wait(
+        self,
+        path: str,
+        accept: Callable[[Any], bool] = lambda body: True,
+        timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
         """Until `path` answers 200 with a body that is accepted."""
 
         def is_there() -> bool:
@@ -109,7 +114,7 @@ class Server:
             return status == 200 and accept(body)
 
         try:
-            wait_until(is_there, f"{path} of port {self.port}")
+            wait_until(is_there, f"{path} of port {self.port}", timeout_s)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.text()[-4000:]}") from None
 

@@ -26,6 +26,10 @@ def value_of(flag: str, argv: list[str]) -> str:
     return argv[argv.index(flag) + 1]
 
 
+def _places(flag: str, argv: list[str]) -> list[int]:
+    return [at for at, word in enumerate(argv) if word == flag]
+
+
 def test_every_server_gets_its_own_port_and_the_addresses_of_those_it_needs() -> None:
     servers = plan(LaunchConfig(attn=2, mlp=2))
 
@@ -75,6 +79,19 @@ def test_servers_take_the_gpus_in_turn() -> None:
 
     ids = [value_of("--base-gpu-id", servers[name]) for name in ("mlp-0", "attn-0", "attn-1")]
     assert ids == ["0", "1", "0"]
+
+
+def test_servers_that_share_a_gpu_leave_each_other_memory() -> None:
+    shared = plan(LaunchConfig(attn=2, mlp=1), num_gpus=2)
+    alone = plan(LaunchConfig(attn=2, mlp=1), num_gpus=3)
+    sized = plan(parse_args(["--", "--max-total-tokens", "5"]), num_gpus=1)
+
+    assert "--max-total-tokens" in shared["attn-1"]  # beside mlp-0
+    assert "--max-total-tokens" not in shared["attn-0"]
+    assert "--max-total-tokens" not in shared["mlp-0"]
+    assert not any("--max-total-tokens" in argv for argv in alone.values())
+    tokens = [sized["attn-0"][at + 1] for at in _places("--max-total-tokens", sized["attn-0"])]
+    assert tokens[-1] == "5"  # the user's comes last
 
 
 @pytest.mark.parametrize(
