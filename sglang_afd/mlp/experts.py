@@ -76,7 +76,7 @@ class Experts:
 
         Args:
             layer_id: A key of `layers`.
-            rows: In host memory, of one or of many peers; only choices of this rank's experts count.
+            rows: In host memory, of one or of many peers; only choices of our experts count.
 
         Returns: [T, H] in the model's dtype, in host memory; zeros where no choice was ours.
         """

@@ -112,8 +112,8 @@ def gated_add(
 
 
 def _declare_torchvision_operators() -> None:
-    # PyPI's torchvision links CUDA libraries. Beside a CPU build of torch they cannot be loaded, and
-    # its Python part misses two schemas; beside a CUDA build it declares them itself.
+    # PyPI's torchvision links CUDA libraries. Beside a CPU build of torch they cannot be loaded,
+    # and its Python part misses two schemas; beside a CUDA build it declares them itself.
     import torch
 
     if torch.version.cuda is not None or hasattr(torch.ops.torchvision, "nms"):

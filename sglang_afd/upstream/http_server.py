@@ -24,7 +24,9 @@ __all__ = [
 ]
 
 
-def add_outermost_middleware(middleware: Callable[[ASGIApp], ASGIApp], *, has_api_key: bool) -> None:
+def add_outermost_middleware(
+    middleware: Callable[[ASGIApp], ASGIApp], *, has_api_key: bool
+) -> None:
     """Put `middleware` before everything that SGLang adds to its application.
 
     Args:

@@ -66,7 +66,7 @@ def test_a_reader_never_sees_half_of_what_another_process_writes() -> None:
     child.start()
     started.wait()
 
-    statuses = [board.read() for _ in range(20_000)]
+    statuses = [board.read() for _ in range(10_000)]
     done.set()
     child.join()
 
