@@ -38,7 +38,7 @@ BATCHES = (1, 16)
 START_TIMEOUT_S = 240.0
 FLAGS = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
-    *("--mem-fraction-static", "0.1", "--max-total-tokens", "8192", "--max-running-requests", "16"),
+    *("--mem-fraction-static", "0.8", "--max-total-tokens", "8192", "--max-running-requests", "16"),
     "--sleep-on-idle",
 )
 
@@ -52,6 +52,7 @@ class Deployment:
     url: str
     mlp_url: str = ""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    logs: list[Path] = field(default_factory=list)
     rates: dict[int, list[float]] = field(default_factory=lambda: {batch: [] for batch in BATCHES})
     outputs: dict[int, list[list[int]]] = field(default_factory=dict)
     layer_us: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -205,7 +206,8 @@ def _running(
     }
     try:
         for index, command in enumerate(commands):
-            with (logs / f"{name}-{threads}-{index}.log").open("wb") as log:
+            deployment.logs.append(logs / f"{name}-{threads}-{index}.log")
+            with deployment.logs[-1].open("wb") as log:
                 deployment.processes.append(
                     subprocess.Popen(
                         [sys.executable, *command],
@@ -237,7 +239,8 @@ def _wait_ready(deployment: Deployment) -> None:
         except OSError:
             pass
         time.sleep(0.5)
-    raise SystemExit(f"{deployment.name} with {deployment.threads} thread(s) did not start")
+    tails = [log.read_text(errors="replace")[-2000:] for log in deployment.logs]
+    raise SystemExit("\n".join([f"{deployment.name} did not start", *tails]))
 
 
 def _embedded_model() -> str:
