@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from sglang.srt.batch_invariant_ops import enable_batch_invariant_mode
 from sglang.srt.configs.load_config import LoadConfig
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
@@ -45,6 +46,8 @@ def enter_process(server_args: ServerArgs) -> ModelConfig:
     initialize_model_parallel(tensor_model_parallel_size=1)
     initialize_dp_attention(server_args, model_config)
     initialize_moe_config(server_args)
+    if server_args.enable_deterministic_inference:
+        enable_batch_invariant_mode()
     return model_config
 
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import checkpoints
 import pytest
-from compare import PROMPTS, Answer, ask_at_once, ask_one_by_one, differences
+from compare import PROMPTS, ask_at_once, ask_one_by_one, differences
 from servers import SUPPORT, Server, free_port, running
 
+# Deterministic inference makes a row's result independent of the rows beside it, so that a batch
+# cut into pieces can agree to the last bit; SGLang's other RMSNorm for CUDA has no float32, too.
+COMMON = (
+    *("--attention-backend", "triton", "--sampling-backend", "pytorch"),
+    "--enable-deterministic-inference",
+)
 FLAGS = (
-    *("--dtype", "float32", "--attention-backend", "triton", "--sampling-backend", "pytorch"),
     *("--mem-fraction-static", "0.2", "--max-total-tokens", "8192", "--max-running-requests", "32"),
-    *("--chunked-prefill-size", "128", "--sleep-on-idle"),
 )
 NO_GRAPHS = ("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled")
 # The import of SGLang alone takes 20 s a process, and the kernels of a fresh machine half a minute.
@@ -56,45 +62,66 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
         process.wait(10)
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen2"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random checkpoint of each family."""
-    make = {
-        "qwen3": checkpoints.make_qwen3_moe,
-        "qwen2": checkpoints.make_qwen2_moe_shared_expert,
-    }[request.param]
-    return make(tmp_path_factory.mktemp(request.param) / "model")
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint, how it is served, and how far logprobs may be apart."""
+
+    make_model: Callable[..., Path]
+    dtype: str
+    num_ranks: int
+    bound: float
+
+    def __str__(self) -> str:
+        return f"{self.make_model.__name__}-{self.dtype}-{self.num_ranks}"
+
+
+# One rank adds the experts' outputs as stock SGLang does. Two ranks add them in another order, and
+# SGLang's MoE kernel rounds to float16 what it computes in float32, which makes such a difference
+# larger in the layers that follow; a top-k weight one percent off moves logprobs by 2e-2 and more.
+FAMILIES = (checkpoints.make_qwen3_moe, checkpoints.make_qwen2_moe_shared_expert)
+CASES = [
+    Case(make_model, dtype, num_ranks, bound)
+    for dtype, num_ranks, bound in (("bfloat16", 1, 0.0), ("float32", 2, 2e-3))
+    for make_model in FAMILIES
+]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def case(request: pytest.FixtureRequest) -> Case:
+    """What the servers of a test serve."""
+    return cast(Case, request.param)
 
 
 @pytest.fixture(scope="module")
-def fleet(start: Start, model: Path) -> Iterator[tuple[Server, Server]]:
-    """Stock SGLang, and an attention server with two MLP ranks, all at once on one GPU."""
-    stock = start("sglang.launch_server", "--model-path", str(model), *FLAGS, *NO_GRAPHS)
-    common = ("--model-path", str(model), "--dtype", "float32", "--afd-max-rows", "48")
-    ranks = [start("sglang_afd.launch_server", "--role", "mlp", *common, *_rank(0))]
-    leader = f"http://127.0.0.1:{ranks[0].port}"
-    ranks.append(
-        start(
-            "sglang_afd.launch_server", "--role", "mlp", *common, *_rank(1), "--afd-leader", leader
-        )
-    )
-    attn = start("sglang_afd.launch_server", "--role", "attn", *common, *FLAGS, "--afd-mlp", leader)
+def fleet(
+    start: Start, case: Case, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, Server]]:
+    """Stock SGLang, and an attention server with its MLP ranks, all at once on one GPU."""
+    model = case.make_model(tmp_path_factory.mktemp("case") / "model")
+    common = ("--model-path", str(model), "--dtype", case.dtype, *COMMON)
+    stock = start("sglang.launch_server", *common, *FLAGS, *NO_GRAPHS)
+    afd = (*common, "--afd-max-rows", "48")
+    size = ("--ep-size", str(case.num_ranks))
+    ranks: list[Server] = []
+    for rank in range(case.num_ranks):
+        leader = ("--afd-leader", ranks[0].url) if ranks else ()
+        argv = ("--role", "mlp", *afd, *size, "--afd-ep-rank", str(rank), *leader)
+        ranks.append(start("sglang_afd.launch_server", *argv))
+    argv = ("--role", "attn", *afd, *FLAGS, "--afd-mlp", ranks[0].url)
+    attn = start("sglang_afd.launch_server", *argv)
     with running([stock, *ranks, attn]):
         stock.wait("/health", timeout_s=START_TIMEOUT_S)
         attn.wait("/afd/v1/status", lambda body: body["state"] == "ready", START_TIMEOUT_S)
         yield stock, attn
 
 
-def _rank(rank: int) -> Sequence[str]:
-    return ("--ep-size", "2", "--afd-ep-rank", str(rank))
-
-
-def _agrees(expected: list[Answer], got: list[Answer]) -> None:
-    assert differences(expected, got) == []
-
-
-def test_the_split_model_is_token_identical_on_a_gpu(fleet: tuple[Server, Server]) -> None:
+def test_the_split_model_is_token_identical_on_a_gpu(
+    fleet: tuple[Server, Server], case: Case
+) -> None:
     stock, attn = fleet
 
-    _agrees(ask_one_by_one(stock.url, PROMPTS[:6]), ask_one_by_one(attn.url, PROMPTS[:6]))
-    _agrees(ask_at_once([stock.url]), ask_at_once([attn.url]))
+    one_by_one = ask_one_by_one(stock.url, PROMPTS[:6]), ask_one_by_one(attn.url, PROMPTS[:6])
+    at_once = ask_at_once([stock.url]), ask_at_once([attn.url])
+
+    assert differences(*one_by_one, bound=case.bound) == []
+    assert differences(*at_once, bound=case.bound) == []

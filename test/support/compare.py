@@ -54,8 +54,10 @@ def ask_at_once(urls: Sequence[str], prompts: Sequence[str] = PROMPTS) -> list[A
         return list(pool.map(ask, targets, prompts))
 
 
-def differences(expected: Sequence[Answer], got: Sequence[Answer]) -> list[str]:
-    """Where tokens differ, or logprobs by more than the bound; empty when all agree."""
+def differences(
+    expected: Sequence[Answer], got: Sequence[Answer], bound: float = LOGPROB_BOUND
+) -> list[str]:
+    """Where tokens differ, or logprobs by more than `bound`; empty when all agree."""
     found = []
     for index, (want, have) in enumerate(zip(expected, got, strict=True)):
         if want.token_ids != have.token_ids:
@@ -70,6 +72,6 @@ def differences(expected: Sequence[Answer], got: Sequence[Answer]) -> list[str]:
             found.append(f"prompt {index}: first different token at {place}")
             continue
         worst = max(abs(a - b) for a, b in zip(want.logprobs, have.logprobs, strict=True))
-        if worst > LOGPROB_BOUND:
+        if worst > bound:
             found.append(f"prompt {index}: same tokens, logprobs differ by {worst:.2e}")
     return found
