@@ -1,4 +1,4 @@
-"""docs/upstream.md names every touch-point; what it does not name, nobody will check at an upgrade."""
+"""docs/upstream.md names every touch-point; what it omits, nobody checks at an upgrade."""
 
 from __future__ import annotations
 
