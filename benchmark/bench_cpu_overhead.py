@@ -1,16 +1,14 @@
-"""What splitting costs on a CPU: decode tokens/s colocated and split, on the same cores, in one run.
+"""What splitting costs on a CPU: decode tokens/s, colocated and split, on the same cores.
 
-Starts stock SGLang and one attention plus one MLP server, each with one and with two threads, leaves
-them idle, and measures them in turn, block after block (A B A B ...), so that a slow minute of the
-machine hits all. Prints one JSON line: the ratio of the medians, each side at its best number of
+Starts stock SGLang and one attention plus one MLP server, each with one and with two threads,
+leaves them idle, and measures them in turn, block after block (A B A B ...), so that a slow minute
+of the machine hits all. Prints one JSON line: the ratio of the medians, each side at its best number of
 threads, whether all outputs were identical, where a layer's time goes, and every raw run.
 
     python benchmark/bench_cpu_overhead.py [--model-path P] [--blocks 5] [--tokens 24]
 """
 
 from __future__ import annotations
-
-from sglang_afd.upstream import cpu_shim  # isort: skip - must precede every import of SGLang
 
 import argparse
 import contextlib
@@ -106,7 +104,9 @@ def _report(deployments: list[Deployment], args: argparse.Namespace) -> dict[str
             name: max((d for d in deployments if d.name == name), key=lambda d: d.best(batch))
             for name in ("colocated", "afd")
         }
-        report[f"ratio_bs{batch}"] = round(best["afd"].best(batch) / best["colocated"].best(batch), 3)
+        report[f"ratio_bs{batch}"] = round(
+            best["afd"].best(batch) / best["colocated"].best(batch), 3
+        )
         report[f"best_threads_bs{batch}"] = {name: d.threads for name, d in best.items()}
         report[f"afd_layer_us_bs{batch}"] = best["afd"].layer_us[batch]
     first = deployments[0]
@@ -181,9 +181,7 @@ def _mlp_counters(deployment: Deployment) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _running(
-    name: str, threads: int, model: str, dtype: str, logs: Path
-) -> Iterator[Deployment]:
+def _running(name: str, threads: int, model: str, dtype: str, logs: Path) -> Iterator[Deployment]:
     port = _free_port()
     common = ("--model-path", model, "--dtype", dtype)
     deployment = Deployment(name=name, threads=threads, url=f"http://127.0.0.1:{port}")

@@ -53,17 +53,17 @@ class AfdConfig:
                 "e.g. --afd-mlp http://127.0.0.1:30010"
             )
         _check_url("--afd-mlp", self.mlp_url)
-        for flag, is_set in (
-            ("--afd-listen", bool(self.listen)),
-            ("--afd-ep-rank", self.ep_rank != -1),
-            ("--afd-leader", bool(self.leader_url)),
-        ):
-            if is_set:
-                raise ConfigError(f"{flag} belongs to --role mlp; leave it out with --role attn")
+        self._refuse_flags_of(Role.MLP)
+
+    def _refuse_flags_of(self, other: Role) -> None:
+        for field, flag in _FLAGS_OF[other].items():
+            if getattr(self, field) != self.__dataclass_fields__[field].default:
+                raise ConfigError(
+                    f"{flag} belongs to --role {other}; leave it out with --role {self.role}"
+                )
 
     def _check_mlp(self) -> None:
-        if self.mlp_url:
-            raise ConfigError("--afd-mlp belongs to --role attn; leave it out with --role mlp")
+        self._refuse_flags_of(Role.ATTN)
         if self.ep_rank < -1:
             raise ConfigError(f"--afd-ep-rank {self.ep_rank} is not a rank; ranks start at 0")
         if self.leader_url:
@@ -82,6 +82,22 @@ class AfdConfig:
             raise ConfigError("--afd-ep-rank 0 is the leader; leave --afd-leader out")
         if self.listen:
             check_exchange_address("--afd-listen", self.listen)
+
+
+# Settings that only one role reads; given to the other they would have no effect.
+_FLAGS_OF = {
+    Role.ATTN: {
+        "mlp_url": "--afd-mlp",
+        "stall_timeout_s": "--afd-stall-timeout",
+        "attach_timeout_s": "--afd-attach-timeout",
+    },
+    Role.MLP: {
+        "listen": "--afd-listen",
+        "ep_rank": "--afd-ep-rank",
+        "leader_url": "--afd-leader",
+        "max_peers": "--afd-max-peers",
+    },
+}
 
 
 def check_exchange_address(flag: str, address: str) -> None:

@@ -133,8 +133,6 @@ class Attacher:
             for answer in link.ranks
         )
         with self._changed:
-            if self._fresh is not None:
-                self._fresh.close()  # lost again before the scheduler took it
             self._fresh = link
             self._board.update(
                 state=LinkState.READY,
@@ -149,6 +147,10 @@ class Attacher:
     def _lost(self, link: ZmqLink) -> None:
         reason = link.lost or "closed"
         self._dead.append(link)
+        with self._lock:
+            if self._fresh is link:  # the scheduler never took it
+                self._fresh = None
+                link.close()
         losses = self._board.read().num_losses + 1
         self._board.update(
             state=LinkState.DETACHED, reason=reason, epoch=0, ranks=(), num_losses=losses

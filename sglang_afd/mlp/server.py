@@ -41,6 +41,8 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
     secret = auth.load_secret(config.secret_file)
     listen = config.listen or _private_ipc_address()
     auth.require_secret_beyond_loopback(listen, secret, "--afd-listen")
+    if config.leader_url:
+        auth.require_secret_beyond_loopback(config.leader_url, secret, "--afd-leader")
     listener = _bind(server_args.host, server_args.port)
     stop = _StopFlag()
     rank = max(config.ep_rank, 0)

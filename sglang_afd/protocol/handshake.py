@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from sglang_afd.protocol.messages import (
     RefusalCode,
 )
 
+_SERVER_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # it is written into logs and metrics
 MAX_PENDING = 256  # half-open handshakes; the oldest makes room
 
 
@@ -56,11 +58,12 @@ class Gate:
 
     def on_hello(self, connection: bytes, hello: Hello) -> Challenge | Refusal:
         """First message of `connection`; the answer proves that this side knows the secret."""
-        if len(hello.nonce) != auth.NONCE_BYTES or not 1 <= len(hello.server_id) <= 64:
+        if len(hello.nonce) != auth.NONCE_BYTES or not _SERVER_ID.fullmatch(hello.server_id):
             return Refusal(
                 code=RefusalCode.PROTOCOL,
                 message=f"hello needs a nonce of {auth.NONCE_BYTES} bytes and a server id of "
-                f"1 to 64 characters, got {len(hello.nonce)} and {len(hello.server_id)}",
+                f"1 to 64 letters, digits and ._:- ; got {len(hello.nonce)} bytes and "
+                f"{hello.server_id!r:.80}",
             )
         if hello.has_secret != bool(self._secret):
             return Refusal(code=RefusalCode.SECRET, message=_one_sided_secret(hello.has_secret))

@@ -10,6 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+MAX_MICRO_BATCHES = 4  # slots of one attention server, at most
+
 
 class Kind(StrEnum):
     """What sort of step an exchange belongs to."""
@@ -53,7 +55,9 @@ class ModelSpec(_Message, frozen=True):
 class Hello(_Message, frozen=True, tag="hello"):
     """Attention to MLP: opens the handshake."""
 
-    server_id: str  # 1 to 64 characters, names the attention server in logs and metrics
+    server_id: (
+        str  # 1 to 64 letters, digits and ._:- ; names the attention server in logs and metrics
+    )
     nonce: bytes  # 32 random bytes
     has_secret: bool
 
@@ -82,7 +86,7 @@ class Dispatch(_Message, frozen=True, tag="dispatch"):
     epoch: int
     step: int
     layer_id: int
-    micro_batch_id: int
+    micro_batch_id: int  # 0 .. MAX_MICRO_BATCHES - 1
     num_rows: int  # T, >= 1
     kind: Kind
 

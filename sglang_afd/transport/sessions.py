@@ -13,6 +13,7 @@ from sglang_afd.errors import AfdError, CapacityError, EpochMismatch, ProtocolEr
 from sglang_afd.protocol import codec
 from sglang_afd.protocol.handshake import Gate, Session
 from sglang_afd.protocol.messages import (
+    MAX_MICRO_BATCHES,
     Attach,
     Challenge,
     Combine,
@@ -145,6 +146,11 @@ class Sessions:
             raise EpochMismatch(
                 f"dispatch carries epoch {header.epoch}, this session is at {session.epoch}; "
                 f"attach again before sending"
+            )
+        if not 0 <= header.micro_batch_id < MAX_MICRO_BATCHES:
+            raise ProtocolError(
+                f"micro-batch {header.micro_batch_id} is out of range; an attention server has "
+                f"slots 0 to {MAX_MICRO_BATCHES - 1}"
             )
         if (peer, header.micro_batch_id) in self._occupied:
             raise ProtocolError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 
 import zmq
 from torch import Tensor
@@ -25,6 +26,7 @@ class ZmqHub(Hub):
     """Binds `listen` (`ipc://path`, `tcp://host:port`, port 0 picks a free one)."""
 
     def __init__(self, gate: Gate, listen: str, *, heartbeat_timeout_s: float) -> None:
+        _refuse_taken_path(listen)
         self._sessions = Sessions(gate)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -105,3 +107,17 @@ class ZmqHub(Hub):
                 raise
             logger.warning("peer %s left before its reply was sent", peer.hex())
             self._unreachable += self._sessions.gone(peer, "it can no longer be reached")
+
+
+def _refuse_taken_path(listen: str) -> None:
+    """ZeroMQ would take over the path of a server that still listens there."""
+    if not listen.startswith("ipc://"):
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(listen.removeprefix("ipc://"))
+        except OSError:
+            return  # nobody listens; a file that a dead server left is replaced
+    raise ConfigError(
+        f"another process listens on --afd-listen {listen}; stop it or choose another path"
+    )

@@ -25,8 +25,9 @@ _CPU_DEFAULTS = {
     "--attention-backend": "torch_native",
     "--sampling-backend": "pytorch",
 }
-# A KV cache that fits a laptop beside the other servers, unless the user sizes it. The fraction only
-# bounds it from above: SGLang takes what other processes load meanwhile for this server's weights.
+# A KV cache that fits a laptop beside the other servers, unless the user sizes it. The fraction
+# only bounds it from above, and generously: SGLang takes what other processes load at the same time
+# for this server's weights.
 _CPU_KV_DEFAULTS = {"--mem-fraction-static": "0.8", "--max-total-tokens": "16384"}
 
 
@@ -78,6 +79,8 @@ def parse_server_args(argv: Sequence[str], config: AfdConfig) -> RoleArgs:
     if unknown:
         raise unknown_flag(parser, unknown[0])
     refuse_unsupported(raw, config)
+    if raw.log_level.upper() not in logging.getLevelNamesMapping():
+        raise ConfigError(f"--log-level {raw.log_level} is not a level; use e.g. info or warning")
     raw.model_path = local_model_path(raw)
     check_model(raw.model_path, raw.json_model_override_args, config)
     arguments = [*_cpu_defaults(raw), *argv, "--model-path", raw.model_path, "--ep-size", "1"]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peers import SECRET, make_spec
+from peers import SECRET, make_gate, make_spec
 from traffic import SEED, exchange, rows_to
 from transports import Fleet, ReferenceExperts
 
 from sglang_afd.errors import ConfigError, Refused
 from sglang_afd.protocol.messages import RefusalCode
 from sglang_afd.transport.base import PeerAttached, PeerGone
+from sglang_afd.transport.zmq_hub import ZmqHub
 
 SPEC = make_spec()
 EXPERTS = ReferenceExperts(SPEC, 1, SEED)
@@ -128,3 +130,16 @@ def test_a_group_without_one_of_its_ranks_is_refused(fleet: Fleet) -> None:
 
     with pytest.raises(ConfigError, match="is rank 0 of 2, expected rank 0 of 1"):
         fleet.attach(SPEC, ranks=[first])
+
+
+def test_a_path_on_which_another_server_listens_is_not_taken_over(tmp_path: Path) -> None:
+    path = f"ipc://{tmp_path}/exchange"
+    first = ZmqHub(make_gate(), path, heartbeat_timeout_s=1.0)
+    try:
+        with pytest.raises(ConfigError, match="another process listens on --afd-listen"):
+            ZmqHub(make_gate(), path, heartbeat_timeout_s=1.0)
+    finally:
+        first.close()
+
+    again = ZmqHub(make_gate(), path, heartbeat_timeout_s=1.0)
+    again.close()

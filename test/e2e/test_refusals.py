@@ -93,9 +93,7 @@ def test_an_attention_server_whose_hook_did_not_take_does_not_start(
 def test_an_attention_server_gives_up_on_mlp_servers_that_never_come(
     zygote: Zygote, qwen3: Path
 ) -> None:
-    attn = fleet.start_attn(
-        zygote, qwen3, fleet.mlp_ports(1)[0], "--afd-attach-timeout", "1"
-    )
+    attn = fleet.start_attn(zygote, qwen3, fleet.mlp_ports(1)[0], "--afd-attach-timeout", "1")
     with running([attn]):
         words = _last_words(attn)
 

@@ -45,9 +45,7 @@ def _check_identity(zygote: Zygote, pair: AttnPair, num_ranks: int) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_qwen3_moe_is_token_identical(
-    zygote: Zygote, qwen3_pair: AttnPair, num_ranks: int
-) -> None:
+def test_qwen3_moe_is_token_identical(zygote: Zygote, qwen3_pair: AttnPair, num_ranks: int) -> None:
     _check_identity(zygote, qwen3_pair, num_ranks)
 
 
@@ -58,9 +56,7 @@ def test_qwen2_moe_with_a_shared_expert_is_token_identical(
     _check_identity(zygote, qwen2_pair, num_ranks)
 
 
-def _faulty_answers(
-    zygote: Zygote, pair: AttnPair, num_ranks: int, **kwargs: object
-) -> list[str]:
+def _faulty_answers(zygote: Zygote, pair: AttnPair, num_ranks: int, **kwargs: object) -> list[str]:
     with _mlp_group(zygote, pair, num_ranks, **kwargs):  # type: ignore[arg-type]
         answers = ask_one_by_one(pair.attn[0].url)
     return differences(pair.oracle.one_by_one, answers)

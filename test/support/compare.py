@@ -11,7 +11,8 @@ from servers import fetch
 NUM_TOKENS = 24
 LOGPROB_BOUND = 1e-4  # fp32; two colocated runs with other batch shapes differ by about 1e-6
 
-_WORDS = "the cache keeps attention while experts answer every token with one sum of a few".split()
+_TEXT = "the cache keeps attention while experts answer every token with one sum of a few"
+_WORDS = _TEXT.split(" ")
 PROMPTS = tuple(
     " ".join(_WORDS[(start + step * (1 + start % 3)) % len(_WORDS)] for step in range(length))
     # Lengths from one piece of one chunk to several pieces of several chunks.

@@ -11,6 +11,7 @@ from servers import CPU_FLAGS, Server, Zygote, free_ports
 
 from sglang_afd.fingerprint import fingerprint
 
+
 @dataclass(frozen=True)
 class Oracle:
     """What stock SGLang answers for one checkpoint."""

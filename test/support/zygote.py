@@ -1,9 +1,9 @@
 """Imports SGLang once and forks servers from there, which saves each of them ten seconds.
 
-Run as a script; commands come as JSON lines on standard input, answers go to standard output. A forked
-server is the same code on the same command line as a real one; only the start method of SGLang's own
-child processes is changed from spawn to fork. `plant` names a fault from `faults.py`, to show that a
-test can fail.
+Run as a script; commands come as JSON lines on standard input, answers go to standard output. A
+forked server is the same code on the same command line as a real one; only the start method of
+SGLang's own child processes is changed from spawn to fork. `plant` names a fault from `faults.py`,
+to show that a test can fail.
 """
 
 from __future__ import annotations

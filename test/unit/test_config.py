@@ -40,8 +40,10 @@ def test_every_number_has_a_range() -> None:
 def test_both_ends_of_a_range_are_allowed(field: str) -> None:
     _, lowest, highest = RANGES[field]
 
-    assert getattr(attn(**{field: lowest}), field) == lowest
-    assert getattr(attn(**{field: highest}), field) == highest
+    make = mlp if field == "max_peers" else attn
+
+    assert getattr(make(**{field: lowest}), field) == lowest
+    assert getattr(make(**{field: highest}), field) == highest
 
 
 @pytest.mark.parametrize("field", RANGES)
@@ -72,6 +74,7 @@ def test_the_attention_role_needs_the_address_of_the_experts() -> None:
         ({"listen": "ipc:///x"}, "--afd-listen"),
         ({"ep_rank": 0}, "--afd-ep-rank"),
         ({"leader_url": MLP_URL}, "--afd-leader"),
+        ({"max_peers": 2}, "--afd-max-peers"),
     ],
 )
 def test_the_attention_role_refuses_flags_of_the_other(settings: dict[str, Any], flag: str) -> None:
@@ -79,9 +82,17 @@ def test_the_attention_role_refuses_flags_of_the_other(settings: dict[str, Any],
         attn(**settings)
 
 
-def test_the_mlp_role_refuses_the_address_of_an_mlp_server() -> None:
-    with pytest.raises(ConfigError, match=r"^--afd-mlp belongs to --role attn"):
-        mlp(mlp_url=MLP_URL)
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        ({"mlp_url": MLP_URL}, "--afd-mlp"),
+        ({"stall_timeout_s": 5.0}, "--afd-stall-timeout"),
+        ({"attach_timeout_s": 5.0}, "--afd-attach-timeout"),
+    ],
+)
+def test_the_mlp_role_refuses_flags_of_the_other(settings: dict[str, Any], flag: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{flag} belongs to --role attn"):
+        mlp(**settings)
 
 
 @pytest.mark.parametrize(

@@ -194,14 +194,20 @@ def test_an_attach_after_its_connection_went_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"nonce": b"short"}, {"nonce": b"n" * 33}, {"server_id": ""}, {"server_id": "x" * 65}],
+    [
+        {"nonce": b"short"},
+        {"nonce": b"n" * 33},
+        {"server_id": ""},
+        {"server_id": "x" * 65},
+        {"server_id": "a\nb"},
+    ],
 )
 def test_a_hello_out_of_shape_is_refused(changes: dict[str, Any]) -> None:
     refusal = make_gate().on_hello(b"connection", msgspec.structs.replace(hello(), **changes))
 
     assert isinstance(refusal, Refusal)
     assert refusal.code == RefusalCode.PROTOCOL
-    assert "nonce of 32 bytes and a server id of 1 to 64 characters" in refusal.message
+    assert "nonce of 32 bytes and a server id of 1 to 64 letters" in refusal.message
 
 
 def test_the_oldest_half_open_handshake_makes_room() -> None:

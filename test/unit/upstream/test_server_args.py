@@ -295,3 +295,8 @@ def test_a_config_file_may_be_joined_to_its_flag(tmp_path: Path) -> None:
     config, _ = cli.parse(merge_config_file(cli.split_config([f"--config={file}"])))
 
     assert config.role is Role.MLP
+
+
+def test_a_log_level_that_does_not_exist_is_refused(model: str) -> None:
+    with pytest.raises(ConfigError, match="--log-level loud is not a level"):
+        parse(model, "--log-level", "loud")
