@@ -70,6 +70,8 @@ class Experts:
         self.hidden_size: int = first.hidden_size
         self.top_k: int = first.top_k
         self._load(server_args, skeleton)
+        if self._device != "cpu":
+            self._warm_up()
 
     def run(self, layer_id: int, rows: Rows) -> Tensor:
         """This rank's share of one layer's expert sum.
@@ -128,6 +130,20 @@ class Experts:
             skeleton.load_weights(read_tensors(files, self._owns, self.read_count))
         for layer in self.layers.values():
             environment.finish_weights(layer, self._device)
+
+    def _warm_up(self) -> None:
+        # Kernels are compiled at their first use, which an attention server should not wait for.
+        # Twice, since torch.compile makes one for any number of rows when it sees a second number.
+        num_ours = self.shard.stop - self.shard.first
+        ids = torch.arange(self.top_k, dtype=torch.int32) % num_ours + self.shard.first
+        with torch.inference_mode():
+            for num_rows in (1, 2):
+                rows = Rows(
+                    hidden_states=torch.zeros(num_rows, self.hidden_size, dtype=self.dtype),
+                    topk_ids=ids.repeat(num_rows, 1),
+                    topk_weights=torch.ones(num_rows, self.top_k),
+                )
+                self.run(next(iter(self.layers)), rows)
 
     def _owns(self, name: str) -> bool:
         if not is_expert_tensor(name):
