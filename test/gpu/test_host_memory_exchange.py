@@ -78,7 +78,7 @@ class Case:
 
 # One rank adds the experts' outputs as stock SGLang does. Two ranks add them in another order, and
 # SGLang's MoE kernel rounds to float16 what it computes in float32, which makes such a difference
-# larger in the layers that follow; a top-k weight one percent off moves logprobs by 2e-2 and more.
+# larger in the layers that follow; a top-k weight one percent off moves logprobs by 1e-2 and more.
 #
 # Heads of 64 for bfloat16, where SGLang's Qwen3-MoE has no rotary kernel for smaller ones; of 32
 # for float32, which have a kernel of any type.
