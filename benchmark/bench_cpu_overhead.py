@@ -2,8 +2,8 @@
 
 Starts stock SGLang and one attention plus one MLP server, each with one and with two threads,
 leaves them idle, and measures them in turn, block after block (A B A B ...), so that a slow minute
-of the machine hits all. Prints one JSON line: the ratio of the medians, each side at its best number of
-threads, whether all outputs were identical, where a layer's time goes, and every raw run.
+of the machine hits all. Prints one JSON line: the ratio of the medians, each side at its best
+number of threads, whether all outputs were identical, where a layer's time goes, and every raw run.
 
     python benchmark/bench_cpu_overhead.py [--model-path P] [--blocks 5] [--tokens 24]
 """

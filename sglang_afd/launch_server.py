@@ -57,6 +57,8 @@ def _prepare_environment() -> None:
     os.environ.setdefault("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "0")
     if cpu_shim.IS_CPU:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        # The roles take turns on the same cores: threads that wait must not spin in between.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def _print_help() -> int:

@@ -77,10 +77,10 @@ class Detach(_Message, frozen=True, tag="detach"):
 
 
 class Dispatch(_Message, frozen=True, tag="dispatch"):
-    """Attention to MLP: rows follow as three frames.
+    """Attention to MLP: rows follow in one frame.
 
-    Frames: `hidden_states [T, H]` in the agreed dtype, `topk_ids [T, K]` int32 logical expert ids
-    (-1 marks a choice that goes nowhere), `topk_weights [T, K]` float32.
+    It holds `topk_ids [T, K]` int32 logical expert ids (-1 marks a choice that goes nowhere),
+    `topk_weights [T, K]` float32 and `hidden_states [T, H]` in the agreed dtype, in this order.
     """
 
     epoch: int

@@ -24,8 +24,8 @@ from sglang_afd.protocol.messages import (
     Refusal,
     RefusalCode,
 )
-from sglang_afd.transport.base import Arrived, Event, Exchange, PeerAttached, PeerGone, Rows
-from sglang_afd.transport.frames import from_frame, to_frame
+from sglang_afd.transport.base import Arrived, Event, Exchange, PeerAttached, PeerGone
+from sglang_afd.transport.frames import to_frame, unpack_rows
 
 logger = logging.getLogger(__name__)
 
@@ -167,17 +167,9 @@ class Sessions:
             raise CapacityError(
                 f"{header.num_rows} rows in one exchange; 1 to {spec.max_rows} were agreed"
             )
-        if len(frames) != 4:
-            raise ProtocolError(f"a dispatch has 4 frames, got {len(frames)}")
-        rows = Rows(
-            hidden_states=from_frame(
-                frames[1], (header.num_rows, spec.hidden_size), self._dtype, "hidden_states"
-            ),
-            topk_ids=from_frame(frames[2], (header.num_rows, spec.top_k), torch.int32, "topk_ids"),
-            topk_weights=from_frame(
-                frames[3], (header.num_rows, spec.top_k), torch.float32, "topk_weights"
-            ),
-        )
+        if len(frames) != 2:
+            raise ProtocolError(f"a dispatch has 2 frames, got {len(frames)}")
+        rows = unpack_rows(frames[1], header.num_rows, spec.hidden_size, spec.top_k, self._dtype)
         lowest, highest = (int(bound) for bound in torch.aminmax(rows.topk_ids))
         if lowest < -1 or highest >= spec.num_experts:
             raise ProtocolError(

@@ -20,7 +20,7 @@ from sglang_afd.protocol.messages import (
     Refusal,
 )
 from sglang_afd.transport.base import Rows
-from sglang_afd.transport.frames import from_frame, to_frame
+from sglang_afd.transport.frames import from_frame, pack_rows
 from sglang_afd.transport.sessions import WIRE_DTYPES, Frame
 
 
@@ -57,9 +57,7 @@ class Slots:
             )
         frames: list[Frame] = [
             codec.encode(header),
-            to_frame(rows.hidden_states),
-            to_frame(rows.topk_ids),
-            to_frame(rows.topk_weights),
+            pack_rows(rows),
         ]
         self._in_flight[header.micro_batch_id] = _InFlight(header=header, rows=rows, frames=frames)
         return frames

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 
 import zmq
 from torch import Tensor
@@ -13,6 +14,7 @@ from sglang_afd.errors import ConfigError
 from sglang_afd.protocol.handshake import Gate
 from sglang_afd.protocol.messages import RefusalCode
 from sglang_afd.transport.base import Event, Exchange, Hub
+from sglang_afd.transport.brisk_poller import SPIN_S, BriskPoller
 from sglang_afd.transport.connections import Connections
 from sglang_afd.transport.sessions import Frame, Sessions
 from sglang_afd.transport.zmq_options import configure
@@ -39,10 +41,9 @@ class ZmqHub(Hub):
             self._context.destroy(linger=0)
             raise ConfigError(f"cannot listen on --afd-listen {listen}: {error}") from None
         self.address = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
+        self._poller = BriskPoller(self._socket, self._monitor)
         self._connections = Connections()
+        self._served_at_s = 0.0
         self._unreachable: list[Event] = []  # found while sending, told at the next poll
 
     @property
@@ -53,8 +54,9 @@ class ZmqHub(Hub):
     def poll(self, timeout_s: float) -> list[Event]:
         """See `Hub`."""
         events, self._unreachable = self._unreachable, []
-        if not self._poller.poll(0 if events else round(timeout_s * 1000)):
+        if not self._poller.poll(0.0 if events else timeout_s, spin_s=self._spin_s()):
             return events
+        self._served_at_s = time.monotonic()
         for _ in range(MAX_BURST):
             try:
                 frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
@@ -62,6 +64,9 @@ class ZmqHub(Hub):
                 return events + self._settle()
             events += self._receive(frames)
         return events
+
+    def _spin_s(self) -> float:
+        return max(0.0, self._served_at_s + SPIN_S - time.monotonic())
 
     def reply(self, exchange: Exchange, partial: Tensor) -> None:
         """See `Hub`."""
@@ -91,7 +96,7 @@ class ZmqHub(Hub):
 
     def _settle(self) -> list[Event]:
         told: dict[int, list[int]] = {zmq.EVENT_ACCEPTED: [], zmq.EVENT_DISCONNECTED: []}
-        while self._monitor.poll(0):
+        while self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             event = parse_monitor_message(self._monitor.recv_multipart())
             told[event["event"]].append(int(event["value"]))
         gone = self._connections.settle(told[zmq.EVENT_ACCEPTED], told[zmq.EVENT_DISCONNECTED])

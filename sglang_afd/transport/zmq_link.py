@@ -26,6 +26,7 @@ from sglang_afd.protocol.messages import (
     ToAttn,
 )
 from sglang_afd.transport.base import Link, Rows, check_group
+from sglang_afd.transport.brisk_poller import SPIN_S, BriskPoller
 from sglang_afd.transport.slots import Slots
 from sglang_afd.transport.zmq_options import configure
 
@@ -73,9 +74,7 @@ class ZmqLink(Link):
             raise
         self.epoch = self.ranks[0].epoch
         self._slots = Slots(options.spec, len(self.ranks))
-        self._poller = zmq.Poller()
-        for socket in (*self._sockets, self._wake_out):
-            self._poller.register(socket, zmq.POLLIN)
+        self._poller = BriskPoller(*self._sockets, self._wake_out)
 
     @property
     def lost(self) -> str | None:
@@ -98,7 +97,7 @@ class ZmqLink(Link):
         deadline = time.monotonic() + self._options.stall_timeout_s
         while not self._slots.is_whole(micro_batch_id):
             remaining_s = deadline - time.monotonic()
-            ready = self._poller.poll(max(0, round(remaining_s * 1000)))
+            ready = self._poller.poll(remaining_s, spin_s=SPIN_S)
             if not ready:
                 self.mark_lost(
                     f"MLP rank(s) {self._slots.missing(micro_batch_id)} did not reply within "

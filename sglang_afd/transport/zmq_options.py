@@ -17,12 +17,12 @@ def configure(
     Args:
         socket: Not yet bound or connected.
         address: What it will be bound or connected to; brackets mean IPv6.
-        spec: Fixes the largest frame, that of `max_rows` hidden states.
+        spec: Fixes the largest frame, that of `max_rows` rows.
         heartbeat_timeout_s: A peer silent for longer is disconnected, however busy its loop is:
             heartbeats are answered by ZeroMQ's I/O thread.
     """
     itemsize = WIRE_DTYPES[spec.dtype].itemsize
-    largest = spec.max_rows * max(spec.hidden_size * itemsize, spec.top_k * 4)
+    largest = spec.max_rows * (spec.hidden_size * itemsize + spec.top_k * 8)
     timeout_ms = max(1, round(heartbeat_timeout_s * 1000))
     socket.setsockopt(zmq.MAXMSGSIZE, max(MAX_CONTROL_BYTES, largest))
     socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, timeout_ms // 4))
