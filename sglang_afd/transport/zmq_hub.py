@@ -96,7 +96,7 @@ class ZmqHub(Hub):
 
     def _settle(self) -> list[Event]:
         told: dict[int, list[int]] = {zmq.EVENT_ACCEPTED: [], zmq.EVENT_DISCONNECTED: []}
-        while self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event = parse_monitor_message(self._monitor.recv_multipart())
             told[event["event"]].append(int(event["value"]))
         gone = self._connections.settle(told[zmq.EVENT_ACCEPTED], told[zmq.EVENT_DISCONNECTED])
