@@ -10,6 +10,9 @@ number of threads, whether all outputs were identical, where a layer's time goes
 
 from __future__ import annotations
 
+# NOTE: must precede every import of SGLang; spawned children import this module first, too.
+import sglang_afd.upstream.cpu_shim  # noqa: F401  # isort: skip
+
 import argparse
 import contextlib
 import json

@@ -8,6 +8,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,8 +31,8 @@ MAX_INFO_BYTES = 4 * 1024 * 1024
 class Attacher:
     """Keeps one `ZmqLink` alive.
 
-    The scheduler's thread takes the link with `link()`; this class's own thread attaches, watches
-    and attaches again. A refusal ends the start-up, but not a server that has once been attached.
+    The scheduler's thread borrows the link with `use()`; this class's own thread attaches, watches,
+    attaches again, and closes what was lost as soon as no step uses it. A refusal ends the start-up, but not a server that has once been attached.
     """
 
     def __init__(self, mlp_url: str, options: LinkOptions, board: StatusBoard) -> None:
@@ -40,7 +42,8 @@ class Attacher:
         self._link: ZmqLink | None = None  # in use by the scheduler's thread
         self._fresh: ZmqLink | None = None  # attached and not taken yet
         self._refusal: AfdError | None = None
-        self._dead: list[ZmqLink] = []  # lost, and perhaps not closed by the scheduler's thread yet
+        self._dead: list[ZmqLink] = []  # lost, and perhaps still used by a step
+        self._in_use = threading.Lock()  # held during a step
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._run, name="afd-attach", daemon=True)
@@ -67,12 +70,17 @@ class Attacher:
                     f"{self._board.read().reason}"
                 )
 
-    def link(self) -> ZmqLink:
-        """The link in force; called by the scheduler's thread only.
+    @contextmanager
+    def use(self) -> Iterator[ZmqLink]:
+        """The link in force, for one step of the scheduler's thread.
 
         Raises:
             PeerLost: Detached; the message says why.
         """
+        with self._in_use:
+            yield self._take()
+
+    def _take(self) -> ZmqLink:
         current = self._link
         if current is not None and current.lost is None:
             return current
@@ -158,9 +166,13 @@ class Attacher:
         logger.warning("lost the MLP servers: %s; attaching again", reason)
 
     def _reap(self) -> None:
-        for link in [link for link in self._dead if link.is_closed]:
-            link.close_watch()
-            self._dead.remove(link)
+        for link in list(self._dead):
+            if not link.is_closed and self._in_use.acquire(blocking=False):
+                link.close()
+                self._in_use.release()
+            if link.is_closed:
+                link.close_watch()
+                self._dead.remove(link)
 
     def _failed(self, error: AfdError) -> None:
         before = self._board.read()

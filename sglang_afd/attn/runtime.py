@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 
@@ -78,14 +80,19 @@ class Runtime:
         """Before the first request; errors as in `Attacher.wait_first`."""
         self._attacher_or_raise().wait_first(self.config.attach_timeout_s)
 
-    def begin_step(self, step: int, kind: Kind) -> None:
-        """Called before each forward.
+    @contextmanager
+    def step(self, number: int, kind: Kind) -> Iterator[None]:
+        """Around each forward.
 
         Raises:
             PeerLost: No MLP servers are attached.
         """
-        self._step, self._kind = step, kind
-        self._link = self._attacher_or_raise().link()
+        self._step, self._kind = number, kind
+        with self._attacher_or_raise().use() as self._link:
+            try:
+                yield
+            finally:
+                self._link = None
 
     def send(self, layer_id: int, micro_batch_id: int, rows: Rows) -> None:
         """Dispatch one piece of one layer; errors as in `Link.dispatch`."""

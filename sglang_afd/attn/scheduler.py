@@ -112,8 +112,8 @@ def _around_run_batch(
     **kwargs: Any,
 ) -> Any:
     kind = Kind.DECODE if batch.forward_mode.is_decode() else Kind.PREFILL
-    runtime.current().begin_step(owner.forward_ct + 1, kind)
-    return run_batch(owner, batch, *args, **kwargs)
+    with runtime.current().step(owner.forward_ct + 1, kind):
+        return run_batch(owner, batch, *args, **kwargs)
 
 
 def _die(error: AfdError) -> NoReturn:

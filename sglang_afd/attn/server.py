@@ -30,6 +30,11 @@ _NEEDS_EXPERTS = frozenset(
         "/health_generate",
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
+        "/encode",
+        "/classify",
         "/v1/responses",
         "/v1/messages",
     }

@@ -16,6 +16,7 @@ from sglang_afd.errors import AfdError, ConfigError
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     defaults = Recipe()
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="python -m sglang_afd.demo",
         description="Build the embedded model, or find the one already built; print its directory.",
     )

@@ -28,7 +28,7 @@ from sglang_afd.transport.addresses import replace_wildcard
 
 logger = logging.getLogger(__name__)
 
-LOOP_AGE_LIMIT_S = 10.0  # beyond it /health says that the loop hangs
+LOOP_AGE_LIMIT_S = 60.0  # beyond it /health says that the loop hangs; an expert run is shorter
 MAX_SKEW_S = 60.0  # between the clocks of two ranks' hosts
 PROOF_HEADER = "X-Afd-Proof"
 MEMBERS_PATH = "/afd/v1/members"

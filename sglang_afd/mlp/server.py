@@ -24,6 +24,7 @@ from sglang_afd.mlp.board import Board
 from sglang_afd.mlp.experts import Experts
 from sglang_afd.mlp.group import MemberReport
 from sglang_afd.mlp.loop import Loop
+from sglang_afd.mlp.private_address import private_ipc_address
 from sglang_afd.protocol import auth
 from sglang_afd.protocol.handshake import Gate, MlpIdentity
 from sglang_afd.protocol.messages import ModelSpec
@@ -39,7 +40,7 @@ CHILD_CHECK_S = 1.0
 def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
     """Serve one rank until SIGTERM or SIGINT; returns the exit code."""
     secret = auth.load_secret(config.secret_file)
-    listen = config.listen or _private_ipc_address()
+    listen = config.listen or private_ipc_address()
     auth.require_secret_beyond_loopback(listen, secret, "--afd-listen")
     if config.leader_url:
         auth.require_secret_beyond_loopback(config.leader_url, secret, "--afd-leader")
@@ -183,12 +184,6 @@ def _info(
             "num_bytes_read": experts.read_count.num_bytes,
         },
     }
-
-
-def _private_ipc_address() -> str:
-    directory = tempfile.mkdtemp(prefix="sglang-afd-")  # mode 0700
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return f"ipc://{directory}/exchange"
 
 
 def _bind(host: str, port: int) -> socket.socket:

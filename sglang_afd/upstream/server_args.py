@@ -180,6 +180,11 @@ def refuse_unsupported(raw: argparse.Namespace, config: AfdConfig) -> None:
             "CUDA graphs",
             "leave --cuda-graph-backend-... out: rows go through host memory in this version",
         ),
+        (
+            role is Role.MLP and bool(raw.api_key or raw.admin_api_key),
+            "--api-key",
+            "its HTTP side has no keys; keep --host on loopback or behind a firewall",
+        ),
         (raw.enable_torch_compile, "--enable-torch-compile", leave_out + "it is not tested yet"),
         (
             cpu_shim.IS_CPU and raw.device not in (None, "cpu"),

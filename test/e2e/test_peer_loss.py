@@ -102,6 +102,7 @@ def test_a_lone_follower_that_restarts_is_met_again(
     attn = qwen3_pair.attn[0]
     ranks[1].signal(signal.SIGKILL)
     _wait_detached(attn)
+    ranks[0].wait("/afd/v1/status", lambda body: body["attached_peers"] == 0)
 
     model, ports = qwen3_pair.oracle.model, qwen3_pair.mlp_ports[:2]
     with running(fleet.start_mlp(zygote, model, ports, only_rank=1)):
