@@ -32,7 +32,8 @@ class Attacher:
     """Keeps one `ZmqLink` alive.
 
     The scheduler's thread borrows the link with `use()`; this class's own thread attaches, watches,
-    attaches again, and closes what was lost as soon as no step uses it. A refusal ends the start-up, but not a server that has once been attached.
+    attaches again, and closes what was lost as soon as no step uses it. A refusal ends the
+    start-up, but not a server that has once been attached.
     """
 
     def __init__(self, mlp_url: str, options: LinkOptions, board: StatusBoard) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import multiprocessing
 import secrets
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from typing import Any
 
