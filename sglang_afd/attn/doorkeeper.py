@@ -1,0 +1,104 @@
+"""What an attention server answers before SGLang sees the request: status, 503, refusals."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sglang_afd import __version__
+from sglang_afd.attn.status import LinkState, StatusBoard
+from sglang_afd.upstream.versions import check_version
+
+STATUS_PATH = "/afd/v1/status"
+
+# Paths whose answer needs the MLP servers; while they are away, 503 at once.
+_NEEDS_EXPERTS = frozenset(
+    {
+        "/generate",
+        "/health_generate",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
+        "/encode",
+        "/invocations",
+        "/classify",
+        "/v1/responses",
+        "/v1/messages",
+    }
+)
+
+# Endpoints that would change this half of the model and leave the experts as they are.
+_CHANGES_WEIGHTS = ("/update_weights", "/init_weights_update_group", "/load_lora_adapter")
+
+
+def _describe(board: StatusBoard, *, is_warm: bool) -> dict[str, Any]:
+    status = board.read()
+    state, reason = status.state, status.reason
+    if state is LinkState.READY and not is_warm:
+        state, reason = LinkState.STARTING, "the warm-up request is running"
+    elif state is LinkState.STARTING and not reason:
+        reason = "waiting for the MLP servers"
+    return {
+        "role": "attn",
+        "state": state,
+        "reason": reason,
+        "epoch": status.epoch,
+        "mlp": list(status.ranks),
+        "num_attaches": status.num_attaches,
+        "num_losses": status.num_losses,
+        "num_failed_requests": status.num_failed_requests,
+        "weights": status.weights,
+        "versions": {"sglang_afd": __version__, "sglang": check_version()},
+    }
+
+
+class Doorkeeper:
+    """ASGI middleware before all of SGLang's: answers the status, and 503 while detached.
+
+    Outside SGLang's API-key check, so that a router needs no key to see who can serve.
+    """
+
+    def __init__(self, app: ASGIApp, *, board: StatusBoard, is_warm: threading.Event) -> None:
+        self._app = app
+        self._board = board
+        self._is_warm = is_warm
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._answer(scope["path"]) if scope["type"] == "http" else None
+        await (answer or self._app)(scope, receive, send)
+
+    def _answer(self, path: str) -> JSONResponse | None:
+        if path == STATUS_PATH:
+            return JSONResponse(_describe(self._board, is_warm=self._is_warm.is_set()))
+        if path.startswith(_CHANGES_WEIGHTS):
+            return _half_a_model(path)
+        if path in _NEEDS_EXPERTS:
+            status = self._board.read()
+            if status.state is not LinkState.READY:
+                return _unavailable(status.reason)
+        return None
+
+
+def _unavailable(reason: str) -> JSONResponse:
+    message = f"the MLP servers are away ({reason}); try again shortly, see {STATUS_PATH}"
+    return _error(503, "service_unavailable", message, {"Retry-After": "1"})
+
+
+def _half_a_model(path: str) -> JSONResponse:
+    message = (
+        f"{path} is not supported with --role attn: it would change attention and leave the "
+        f"experts on the MLP servers as they are; restart both roles with the new checkpoint"
+    )
+    return _error(400, "invalid_request_error", message)
+
+
+def _error(
+    code: int, kind: str, message: str, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    error = {"message": message, "type": kind, "code": code}
+    return JSONResponse({"error": error}, status_code=code, headers=headers)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from sglang_afd.attn.doorkeeper import Doorkeeper
+from sglang_afd.attn.status import LinkState, StatusBoard
+
+
+def ask(board: StatusBoard, path: str, *, is_warm: bool = True) -> tuple[int, Any]:
+    """Status and body of one request; what is let through answers 299."""
+    sent: list[Any] = []
+    warm = threading.Event()
+    if is_warm:
+        warm.set()
+
+    async def sglang(scope: Scope, receive: Receive, send: Send) -> None:
+        sent.append({"status": 299})
+        sent.append({"body": b"null"})
+
+    async def keep(message: Any) -> None:
+        sent.append(message)
+
+    async def nothing() -> Any:
+        return {"type": "http.request"}
+
+    door = Doorkeeper(sglang, board=board, is_warm=warm)
+    asyncio.run(door({"type": "http", "path": path, "headers": []}, nothing, keep))
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+@pytest.fixture
+def ready() -> StatusBoard:
+    """Attached."""
+    board = StatusBoard()
+    board.update(state=LinkState.READY, epoch=7)
+    return board
+
+
+def test_generation_reaches_sglang_while_attached(ready: StatusBoard) -> None:
+    assert ask(ready, "/v1/chat/completions")[0] == 299
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/score", "/health_generate"])
+def test_what_needs_experts_is_503_with_the_reason_while_detached(path: str) -> None:
+    board = StatusBoard()
+    board.update(state=LinkState.DETACHED, reason="rank 1 is gone")
+
+    status, body = ask(board, path)
+
+    assert status == 503
+    assert "rank 1 is gone" in body["error"]["message"]
+
+
+def test_what_needs_no_experts_reaches_sglang_while_detached() -> None:
+    assert ask(StatusBoard(), "/health")[0] == 299
+    assert ask(StatusBoard(), "/v1/models")[0] == 299
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/update_weights_from_disk",
+        "/update_weights_from_tensor",
+        "/update_weights_from_distributed",
+        "/init_weights_update_group",
+        "/load_lora_adapter",
+    ],
+)
+def test_half_a_model_cannot_be_changed(ready: StatusBoard, path: str) -> None:
+    status, body = ask(ready, path)
+
+    assert status == 400
+    assert "restart both roles" in body["error"]["message"]
+
+
+def test_the_status_is_ready_once_attached_and_warm(ready: StatusBoard) -> None:
+    assert ask(ready, "/afd/v1/status")[1]["state"] == "ready"
+    cold = ask(ready, "/afd/v1/status", is_warm=False)[1]
+    assert (cold["state"], cold["reason"]) == ("starting", "the warm-up request is running")
+    assert ask(StatusBoard(), "/afd/v1/status")[1]["reason"] == "waiting for the MLP servers"
