@@ -106,7 +106,10 @@ def check_exchange_address(flag: str, address: str) -> None:
     Raises:
         ConfigError: Neither `ipc://path` nor `tcp://host:port`.
     """
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError as error:
+        raise ConfigError(f"{flag} {address} is no address: {error}") from None
     if parts.scheme == "ipc":
         path = address.removeprefix("ipc://")
         if path.startswith("/") and len(path.encode()) <= 107:

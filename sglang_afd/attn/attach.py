@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import http.client
 import logging
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from sglang_afd.attn.status import LinkState, StatusBoard
 from sglang_afd.config import check_exchange_address
@@ -43,6 +43,7 @@ class Attacher:
         self._link: ZmqLink | None = None  # in use by the scheduler's thread
         self._fresh: ZmqLink | None = None  # attached and not taken yet
         self._refusal: AfdError | None = None
+        self._has_started = False  # from then on a refusal is no reason to end
         self._dead: list[ZmqLink] = []  # lost, and perhaps still used by a step
         self._in_use = threading.Lock()  # held during a step
         self._lock = threading.Lock()
@@ -70,6 +71,7 @@ class Attacher:
                     f"could not attach within --afd-attach-timeout {timeout_s:g} s: "
                     f"{self._board.read().reason}"
                 )
+            self._has_started = True
 
     @contextmanager
     def use(self) -> Iterator[ZmqLink]:
@@ -90,10 +92,18 @@ class Attacher:
                 current.close()
             self._link, self._fresh = self._fresh, None
         if self._link is None or self._link.lost is not None:
-            raise PeerLost(self._board.read().reason or "no MLP server is attached")
+            why = current.lost if current is not None and current.lost else ""
+            raise PeerLost(why or self._board.read().reason or "no MLP server is attached")
         return self._link
 
     def _run(self) -> None:
+        try:
+            self._keep_attached()
+        finally:  # only our own bugs lead here; say so instead of waiting for ever
+            self._failed(ConfigError("the attaching thread ended; restart this server"))
+            self._board.update(state=LinkState.DETACHED)
+
+    def _keep_attached(self) -> None:
         while True:
             self._reap()
             try:
@@ -110,22 +120,24 @@ class Attacher:
     def _find(self) -> list[str]:
         """Ask rank 0 for the exchange address of every rank."""
         info = fetch_info(self._mlp_url)
-        if info.get("role") != "mlp":
+        if info.role != "mlp":
             raise ConfigError(
                 f"--afd-mlp {self._mlp_url} is not an MLP server; give the address of one started "
                 f"with --role mlp"
             )
-        if "group" not in info:
+        if info.group is None:
             raise ConfigError(
-                f"--afd-mlp {self._mlp_url} is MLP rank {info.get('ep_rank')}; give the address of "
+                f"--afd-mlp {self._mlp_url} is MLP rank {info.ep_rank}; give the address of "
                 f"rank 0, which knows the others"
             )
-        if info["missing_ranks"]:
-            raise PeerLost(f"MLP rank(s) {info['missing_ranks']} have not reported to rank 0 yet")
+        if info.missing_ranks:
+            missing = list(info.missing_ranks)
+            raise PeerLost(f"MLP rank(s) {missing} have not reported to rank 0 yet")
         host = urlsplit(self._mlp_url).hostname or ""
-        addresses = [replace_wildcard(member["exchange_address"], host) for member in info["group"]]
+        for member in info.group:
+            check_exchange_address("exchange address", member.exchange_address)
+        addresses = [replace_wildcard(member.exchange_address, host) for member in info.group]
         for address in addresses:
-            check_exchange_address("exchange address", address)
             auth.require_secret_beyond_loopback(
                 address, self._options.secret, "the exchange address"
             )
@@ -169,8 +181,10 @@ class Attacher:
     def _reap(self) -> None:
         for link in list(self._dead):
             if not link.is_closed and self._in_use.acquire(blocking=False):
-                link.close()
-                self._in_use.release()
+                try:
+                    link.close()
+                finally:
+                    self._in_use.release()
             if link.is_closed:
                 link.close_watch()
                 self._dead.remove(link)
@@ -180,13 +194,29 @@ class Attacher:
         if str(error) != before.reason:
             logger.warning("not attached: %s", error)
             self._board.update(reason=str(error))
-        if before.state is LinkState.STARTING and isinstance(error, Refused | ConfigError):
+        if not self._has_started and isinstance(error, Refused | ConfigError):
             with self._changed:
                 self._refusal = error
                 self._changed.notify_all()
 
 
-def fetch_info(url: str) -> dict[str, Any]:
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of the group, in rank 0's answer."""
+
+    rank: int
+    exchange_address: str
+
+
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What of `/server_info` matters here; other fields may be there."""
+
+    role: str = ""
+    ep_rank: int = -1
+    group: tuple[Member, ...] | None = None  # rank 0 only
+    missing_ranks: tuple[int, ...] = ()
+
+
+def fetch_info(url: str) -> ServerInfo:
     """`/server_info` of an MLP server.
 
     Raises:
@@ -194,9 +224,10 @@ def fetch_info(url: str) -> dict[str, Any]:
     """
     try:
         with urllib.request.urlopen(url + "/server_info", timeout=HTTP_TIMEOUT_S) as response:
-            info = json.loads(response.read(MAX_INFO_BYTES))
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        raise PeerLost(f"no MLP server answers at {url}: {error}") from None
-    if not isinstance(info, dict):
-        raise PeerLost(f"{url}/server_info answered a {type(info).__name__}, expected an object")
-    return info
+            text = response.read(MAX_INFO_BYTES)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise PeerLost(f"no MLP server answers at {url}: {error!r}") from None
+    try:
+        return msgspec.json.decode(text, type=ServerInfo)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise PeerLost(f"{url}/server_info is not an MLP server's answer: {error}") from None

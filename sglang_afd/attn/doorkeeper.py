@@ -17,7 +17,10 @@ STATUS_PATH = "/afd/v1/status"
 # Paths whose answer needs the MLP servers; while they are away, 503 at once.
 _NEEDS_EXPERTS = frozenset(
     {
+        "/api/chat",
+        "/api/generate",
         "/generate",
+        "/vertex_generate",
         "/health_generate",
         "/v1/chat/completions",
         "/v1/completions",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,6 +24,8 @@ from sglang_afd.upstream.server_args import ServerArgs
 from sglang_afd.upstream.versions import check_version
 from sglang_afd.upstream.weights import ReadCount
 
+MAX_STEP_SHARE = 0.75  # of SGLang's watchdog; one exchange may wait for the rest
+
 _current: Runtime | None = None
 
 
@@ -38,6 +41,7 @@ class Runtime:
         self._attacher: Attacher | None = None
         self._link: ZmqLink | None = None  # of the running step
         self._step = 0
+        self._step_deadline_s = float("inf")
         self._kind = Kind.DECODE
 
     def adopt_model(self, model: nn.Module, *, architecture: str, dtype: str) -> None:
@@ -88,6 +92,8 @@ class Runtime:
             PeerLost: No MLP servers are attached.
         """
         self._step, self._kind = number, kind
+        limit_s = self._server_args.watchdog_timeout * MAX_STEP_SHARE
+        self._step_deadline_s = time.monotonic() + limit_s if limit_s > 0 else float("inf")
         with self._attacher_or_raise().use() as self._link:
             try:
                 yield
@@ -109,7 +115,14 @@ class Runtime:
 
     def receive(self, micro_batch_id: int) -> Tensor:
         """The sum of what was dispatched in this slot; errors as in `Link.combine`."""
-        return self._link_or_raise().combine(micro_batch_id)
+        link = self._link_or_raise()
+        total = link.combine(micro_batch_id)
+        if time.monotonic() > self._step_deadline_s:
+            link.mark_lost(
+                f"step {self._step} took longer than {MAX_STEP_SHARE:.0%} of --watchdog-timeout, "
+                f"after which SGLang would end this server"
+            )
+        return total
 
     def _attach(self, spec: ModelSpec) -> None:
         count = self.read_count

@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import time
 
 from sglang_afd.attn.doorkeeper import Doorkeeper
 from sglang_afd.attn.scheduler import run_attn_scheduler
-from sglang_afd.attn.status import LinkState, StatusBoard
+from sglang_afd.attn.status import StatusBoard
+from sglang_afd.attn.warm_up import warm_up
 from sglang_afd.config import AfdConfig
 from sglang_afd.protocol import auth
 from sglang_afd.upstream import http_server
 from sglang_afd.upstream.server_args import ServerArgs
-
-ATTACH_POLL_S = 0.1
 
 
 def serve(config: AfdConfig, server_args: ServerArgs) -> int:
@@ -32,16 +30,9 @@ def serve(config: AfdConfig, server_args: ServerArgs) -> int:
         http_server.launch_server(
             server_args,
             run_scheduler_process_func=functools.partial(run_attn_scheduler, config, board),
-            execute_warmup_func=functools.partial(_warm_up, board),
+            execute_warmup_func=functools.partial(warm_up, board),
             launch_callback=is_warm.set,
         )
     finally:
         http_server.kill_process_tree(os.getpid(), include_parent=False)
     return 0
-
-
-def _warm_up(board: StatusBoard, server_args: ServerArgs) -> bool:
-    """SGLang's warm-up request, once the MLP servers are there to answer it."""
-    while board.read().state is not LinkState.READY:
-        time.sleep(ATTACH_POLL_S)
-    return bool(http_server.execute_server_warmup(server_args))

@@ -47,15 +47,17 @@ class StatusBoard:
         # Counts the updates; its parity is the page shown.
         self._turn: Any = get_context("spawn").RawValue(ctypes.c_int64, -1)
         self._status = Status()
-        self._lock: threading.Lock | None = None
+        self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_lock": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
 
     def update(self, **changes: Any) -> Status:
         """Change some fields and show the result; called by any thread of the writer process."""
-        if self._lock is None:
-            self._lock = threading.Lock()
         if "reason" in changes:
             changes["reason"] = changes["reason"][:_MAX_REASON]
         with self._lock:

@@ -43,16 +43,17 @@ class Loop:
         self._exchanges: dict[Member, Exchange] = {}
 
     def run(self) -> None:
-        """Turn until told to stop; a turn is one poll and every unit that is ready."""
+        """Turn until told to stop; a turn takes what has arrived and runs at most one unit."""
         self._words[Counter.STATE] = State.SERVING
         with torch.inference_mode():
             while not self._should_stop():
                 started_ns = time.monotonic_ns()
                 self._words[Counter.TURNED_AT_NS] = started_ns
-                for event in self._hub.poll(IDLE_TURN_S):
+                for event in self._hub.poll(0.0 if self._queue else IDLE_TURN_S):
                     self._take(event)
                 self._words[Counter.WAIT_NS] += time.monotonic_ns() - started_ns
-                while (unit := self._queue.next_unit()) is not None:
+                self._words[Counter.REFUSED] = self._hub.num_refused
+                if (unit := self._queue.next_unit()) is not None:
                     self._serve(unit)
         self._words[Counter.STATE] = State.STOPPING
 

@@ -7,10 +7,12 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 from pathlib import Path
 
 _PREFIX = "sglang-afd-"
 _NAME = "exchange"
+MIN_AGE_S = 60.0  # a younger one may belong to a server that is about to listen
 
 
 def private_ipc_address() -> str:
@@ -28,9 +30,11 @@ def remove_leftovers(parent: Path) -> None:
     """Remove this user's exchange directories on whose socket nobody listens any more."""
     for path in parent.glob(f"{_PREFIX}*/{_NAME}"):
         try:
-            if path.parent.stat().st_uid != os.getuid():
+            status = path.parent.stat()
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < MIN_AGE_S:
                 continue
             with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(1.0)
                 probe.connect(str(path))
         except ConnectionRefusedError:
             shutil.rmtree(path.parent, ignore_errors=True)

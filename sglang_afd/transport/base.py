@@ -131,6 +131,11 @@ class Hub(ABC):
 
     address: str  # what attention servers connect to
 
+    @property
+    @abstractmethod
+    def num_refused(self) -> int:
+        """Messages declined since the start."""
+
     @abstractmethod
     def poll(self, timeout_s: float) -> list[Event]:
         """What happened since the last call, waiting up to `timeout_s` for something to happen."""

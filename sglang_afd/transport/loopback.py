@@ -35,6 +35,11 @@ class LoopbackHub(Hub):
         self._events: list[Event] = []
         self._lock = threading.Lock()
 
+    @property
+    def num_refused(self) -> int:
+        """See `Hub`."""
+        return self._sessions.num_refused
+
     def connect(self, peer: bytes, rank: int, outbox: queue.Queue[_Message]) -> None:
         """Open a connection; what this hub sends to `peer` goes into `outbox`."""
         with self._lock:

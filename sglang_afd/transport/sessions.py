@@ -68,6 +68,7 @@ class Sessions:
                 case Attach():
                     return self._attach(peer, message)
                 case Detach():
+                    self._session(peer, message.epoch)
                     return self.gone(peer, "detached"), None
                 case Dispatch():
                     exchange = self._check(peer, message, frames)
@@ -138,15 +139,19 @@ class Sessions:
             logger.warning("refused peer %s: %s", peer.hex(), message.message)
         return [codec.encode(message)]
 
-    def _check(self, peer: bytes, header: Dispatch, frames: Sequence[Frame]) -> Exchange:
+    def _session(self, peer: bytes, epoch: int) -> Session:
         session = self._sessions.get(peer)
         if session is None:
-            raise _NotAttached("rows came before the handshake; attach first")
-        if header.epoch != session.epoch:
+            raise _NotAttached("this came before the handshake; attach first")
+        if epoch != session.epoch:
             raise EpochMismatch(
-                f"dispatch carries epoch {header.epoch}, this session is at {session.epoch}; "
+                f"the message carries epoch {epoch}, this session is at {session.epoch}; "
                 f"attach again before sending"
             )
+        return session
+
+    def _check(self, peer: bytes, header: Dispatch, frames: Sequence[Frame]) -> Exchange:
+        self._session(peer, header.epoch)
         if not 0 <= header.micro_batch_id < MAX_MICRO_BATCHES:
             raise ProtocolError(
                 f"micro-batch {header.micro_batch_id} is out of range; an attention server has "

@@ -27,8 +27,7 @@ from sglang_afd.transport.sessions import WIRE_DTYPES, Frame
 @dataclass(kw_only=True, slots=True)
 class _InFlight:
     header: Dispatch
-    rows: Rows  # kept until every rank has replied
-    frames: list[Frame]
+    frames: list[Frame]  # kept until every rank has replied
     partials: dict[int, Tensor] = field(default_factory=dict)  # by rank
 
 
@@ -59,7 +58,7 @@ class Slots:
             codec.encode(header),
             pack_rows(rows),
         ]
-        self._in_flight[header.micro_batch_id] = _InFlight(header=header, rows=rows, frames=frames)
+        self._in_flight[header.micro_batch_id] = _InFlight(header=header, frames=frames)
         return frames
 
     def receive(self, rank: int, frames: list[Frame]) -> None:

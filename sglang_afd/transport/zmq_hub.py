@@ -48,7 +48,7 @@ class ZmqHub(Hub):
 
     @property
     def num_refused(self) -> int:
-        """Messages declined since the start."""
+        """See `Hub`."""
         return self._sessions.num_refused
 
     def poll(self, timeout_s: float) -> list[Event]:

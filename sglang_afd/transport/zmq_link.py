@@ -68,9 +68,11 @@ class ZmqLink(Link):
         self._monitors: list[zmq.Socket[bytes]] = []
         try:
             self.ranks = self._attach_all(addresses)
-        except BaseException:
+        except BaseException as error:
             self.close()
             self.close_watch()
+            if isinstance(error, zmq.ZMQError):
+                raise PeerLost(f"attaching failed: {error}") from None
             raise
         self.epoch = self.ranks[0].epoch
         self._slots = Slots(options.spec, len(self.ranks))
@@ -191,7 +193,10 @@ class ZmqLink(Link):
             raise Refused(RefusalCode.PROTOCOL, f"{address}: {error}") from None
 
     def _ask(self, socket: zmq.Socket[bytes], address: str, message: Hello | Attach) -> ToAttn:
-        socket.send(codec.encode(message))
+        try:
+            socket.send(codec.encode(message), zmq.DONTWAIT)
+        except zmq.Again:  # a rank that went takes its queue along
+            raise PeerLost(f"the MLP server at {address} went away while attaching") from None
         if not socket.poll(round(self._options.handshake_timeout_s * 1000)):
             raise PeerLost(
                 f"no MLP server answered at {address} within "

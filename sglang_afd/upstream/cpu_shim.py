@@ -16,13 +16,9 @@ import os
 import sys
 import types
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from sglang_afd.upstream import cpu_bodies
 
-_GATED_ADD_MODULE = "sglang.kernels.ops.elementwise.elementwise"
-_GATED_ADD = "fused_gate_sigmoid_mul_add"
 _KERNEL_PACKAGES = ("sgl_kernel", "sgl_kernel.mamba")
 _libraries: list[object] = []  # keeps the operator schemas alive
 
@@ -63,10 +59,10 @@ class _ShimFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             _declare_torchvision_operators()
         if fullname in _KERNEL_PACKAGES:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        if fullname == _GATED_ADD_MODULE:
+        if fullname in cpu_bodies.BODIES:
             spec = importlib.machinery.PathFinder.find_spec(fullname, path)
             if spec is not None and spec.loader is not None:
-                spec.loader = _GatedAddLoader(spec.loader)
+                spec.loader = _BodyLoader(spec.loader)
             return spec
         return None
 
@@ -80,8 +76,8 @@ class _ShimFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
 
-class _GatedAddLoader(importlib.abc.Loader):
-    """Loads SGLang's module and gives the one Triton kernel that Qwen2-MoE needs a CPU body."""
+class _BodyLoader(importlib.abc.Loader):
+    """Loads a module of SGLang as it is, and then puts our CPU bodies in place."""
 
     def __init__(self, inner: importlib.abc.Loader) -> None:
         self._inner = inner
@@ -91,24 +87,7 @@ class _GatedAddLoader(importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         self._inner.exec_module(module)
-        if not hasattr(module, _GATED_ADD):
-            raise ImportError(f"{module.__name__} has no {_GATED_ADD}; is this SGLang 0.5.17?")
-        setattr(module, _GATED_ADD, gated_add)
-
-
-def gated_add(
-    hidden_states: Tensor, gate_weight: Tensor, shared_output: Tensor, final_hidden_states: Tensor
-) -> None:
-    """Add the shared expert's output, scaled by its gate, to the routed experts' sum, in place.
-
-    Args:
-        hidden_states: [T, H], what the gate looks at.
-        gate_weight: [H].
-        shared_output: [T, H].
-        final_hidden_states: [T, H], changed.
-    """
-    gate = (hidden_states @ gate_weight).sigmoid()
-    final_hidden_states += gate.unsqueeze(1) * shared_output
+        cpu_bodies.put_in_place(module)
 
 
 def _declare_torchvision_operators() -> None:

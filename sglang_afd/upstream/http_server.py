@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.entrypoints.http_server import _execute_server_warmup, app, launch_server
+from sglang.srt.entrypoints import http_server
+from sglang.srt.entrypoints.http_server import app, launch_server
+from sglang.srt.managers.tokenizer_manager import ServerStatus
 from sglang.srt.utils import kill_process_tree
 from starlette.types import ASGIApp
 
@@ -13,14 +15,12 @@ from sglang_afd.upstream import hooks
 
 API_KEY_HOOK = "sglang.srt.utils.auth.add_api_key_middleware"
 
-execute_server_warmup = _execute_server_warmup
-
 __all__ = [
     "API_KEY_HOOK",
     "add_outermost_middleware",
-    "execute_server_warmup",
     "kill_process_tree",
     "launch_server",
+    "mark_up",
 ]
 
 
@@ -42,3 +42,8 @@ def add_outermost_middleware(
         app.add_middleware(middleware)
 
     hooks.install([hooks.Hook(target=API_KEY_HOOK, type=hooks.AROUND, function=add_both)])
+
+
+def mark_up() -> None:
+    """Tell SGLang's health endpoints that the warm-up worked, as its own warm-up does."""
+    http_server._global_state.tokenizer_manager.server_status = ServerStatus.Up

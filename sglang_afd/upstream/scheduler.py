@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent import futures
 from http import HTTPStatus
 
 from sglang.srt.managers.io_struct import AbortReq
@@ -42,6 +43,9 @@ def fail_all_requests(scheduler: Scheduler, message: str) -> int:
     requests = {req.rid: req for req in _all_requests(scheduler) if not req.finished()}
     reason = FINISH_ABORT(message, HTTPStatus.SERVICE_UNAVAILABLE, "ServiceUnavailableError")
     for req in requests.values():
+        req.finished_reason = reason
+        if isinstance(req.grammar, futures.Future):
+            req.grammar.cancel()
         abort = AbortReq(rid=req.rid, finished_reason=reason.to_json())
         scheduler.ipc_channels.send_to_tokenizer.send_output(abort, req)
     _forget_everything(scheduler)
@@ -75,3 +79,4 @@ def _forget_everything(scheduler: Scheduler) -> None:
     scheduler.req_to_token_pool.clear()
     scheduler.token_to_kv_pool_allocator.clear()
     scheduler.grammar_manager.clear()
+    scheduler.metrics_reporter.reset_metrics()

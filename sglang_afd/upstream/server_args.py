@@ -19,6 +19,34 @@ from sglang_afd.upstream.model_check import check_model, local_model_path
 
 logger = logging.getLogger(__name__)
 
+# Flags with queues, pools or servers of their own, which losing an MLP server would leave behind;
+# each with the values that switch it off.
+_NOT_TESTED = "leave it out: it is not tested with split roles yet"
+_UNTESTED: dict[str, tuple[object, ...]] = {
+    "attn_cp_size": (1,),
+    "cpu_offload_gb": (0,),
+    "custom_weight_loader": (None, []),
+    "dllm_algorithm": (None,),
+    "elastic_ep_backend": (None,),
+    "enable_flexkv": (False,),
+    "enable_hierarchical_cache": (False,),
+    "enable_hisparse": (False,),
+    "enable_lmcache": (False,),
+    "enable_pdmux": (False,),
+    "enable_return_routed_experts": (False,),
+    "enable_streaming_session": (False,),
+    "enable_unified_memory": (False,),
+    "encoder_only": (False,),
+    "grpc_mode": (False,),
+    "init_expert_location": ("trivial",),
+    "is_embedding": (False,),
+    "kt_weight_path": (None,),
+    "model_impl": ("auto", "sglang"),
+    "smg_grpc_mode": (False,),
+    "use_ray": (False,),
+    "weight_cache_mode": ("off",),
+}
+
 # What stock SGLang needs on a machine without a GPU; the user's own flags come later and win.
 _CPU_DEFAULTS = {
     "--device": "cpu",
@@ -192,11 +220,15 @@ def refuse_unsupported(raw: argparse.Namespace, config: AfdConfig) -> None:
             "this machine has no CUDA driver; use --device cpu or leave it out",
         ),
         (
-            0 < raw.watchdog_timeout <= config.stall_timeout_s,
+            role is Role.ATTN and 0 < raw.watchdog_timeout <= config.stall_timeout_s,
             f"--afd-stall-timeout {config.stall_timeout_s:g} with "
             f"--watchdog-timeout {raw.watchdog_timeout:g}",
             "make the stall timeout smaller, or SGLang's watchdog ends the server first",
         ),
+    ]
+    refusals += [
+        (getattr(raw, field) not in allowed, "--" + field.replace("_", "-"), _NOT_TESTED)
+        for field, allowed in _UNTESTED.items()
     ]
     for is_set, what, instead in refusals:
         if is_set:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from sglang_afd.errors import UpstreamMismatch
@@ -9,6 +10,7 @@ from sglang_afd.errors import UpstreamMismatch
 SGLANG_VERSION = "0.5.17"
 
 
+@cache
 def check_version() -> str:
     """The installed SGLang version.
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from peers import make_spec
+import zmq
+from peers import make_gate, make_spec
 from torch import Tensor
 from traffic import SEED, dispatch, exchange, rows_to
 from transports import PATIENCE_S, Fleet, ReferenceExperts
 
 from sglang_afd.errors import PeerLost
+from sglang_afd.protocol import codec
+from sglang_afd.protocol.messages import Hello
 from sglang_afd.transport.base import Arrived, Link, PeerAttached, PeerGone, Rows
+from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
 
 SPEC = make_spec()
 
@@ -192,6 +197,7 @@ def test_every_attachment_has_an_epoch_of_its_own(fleet: Fleet) -> None:
 
     epochs = [fleet.attach(SPEC).epoch for _ in range(3)]
 
+    rank.wait_for(PeerAttached, 3)
     assert len(set(epochs)) == 3
     assert [e.epoch for e in rank.events if isinstance(e, PeerAttached)] == epochs
 
@@ -204,7 +210,7 @@ def test_an_exchange_of_an_older_epoch_is_refused_and_the_rank_goes_on(fleet: Fl
         exchange(newer, rows_to(SPEC, 3), epoch=older.epoch)
 
     assert (
-        f"dispatch carries epoch {older.epoch}, this session is at {newer.epoch}; attach again"
+        f"the message carries epoch {older.epoch}, this session is at {newer.epoch}; attach again"
         in str(caught.value)
     )
     assert rank.served == []
@@ -219,3 +225,40 @@ def test_closing_is_idempotent_and_outlives_the_ranks(fleet: Fleet) -> None:
     link.close()
     link.close()
     rank.hub.close()
+
+
+def test_a_rank_that_dies_between_challenge_and_attach_is_lost_in_bounded_time(
+    tmp_path: Path,
+) -> None:
+    address = f"ipc://{tmp_path}/exchange"
+    gone = threading.Event()
+
+    def challenge_and_die() -> None:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+            socket.bind(address)
+            bound.set()
+            peer, hello = socket.recv_multipart()
+            message = codec.decode_to_mlp(hello)
+            assert isinstance(message, Hello)
+            challenge = make_gate().on_hello(peer, message)
+            socket.send_multipart([peer, codec.encode(challenge)])
+        gone.set()
+
+    bound = threading.Event()
+    rank = threading.Thread(target=challenge_and_die)
+    rank.start()
+    assert bound.wait(PATIENCE_S)
+    options = LinkOptions(
+        server_id="attn-0",
+        spec=SPEC,
+        secret=b"",
+        heartbeat_timeout_s=1.0,
+        stall_timeout_s=1.0,
+        handshake_timeout_s=1.0,
+    )
+
+    with pytest.raises(PeerLost):
+        ZmqLink([address], options)
+
+    rank.join(PATIENCE_S)
+    assert gone.is_set()

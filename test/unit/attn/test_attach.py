@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from peers import SECRET, SPEC
 
 from sglang_afd.attn import attach
-from sglang_afd.attn.attach import Attacher
+from sglang_afd.attn.attach import Attacher, ServerInfo, fetch_info
 from sglang_afd.attn.status import StatusBoard
 from sglang_afd.errors import ConfigError, PeerLost
 from sglang_afd.transport.zmq_link import LinkOptions
@@ -23,7 +28,8 @@ INFO: dict[str, Any] = {
 
 
 def find(monkeypatch: pytest.MonkeyPatch, info: dict[str, Any], secret: bytes = b"") -> list[str]:
-    monkeypatch.setattr(attach, "fetch_info", lambda url: info)
+    answer = msgspec.convert(info, ServerInfo)
+    monkeypatch.setattr(attach, "fetch_info", lambda url: answer)
     options = LinkOptions(
         server_id="attn-0",
         spec=SPEC,
@@ -68,3 +74,49 @@ def test_an_address_that_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPat
 
     with pytest.raises(ConfigError, match="exchange address loopback is neither"):
         find(monkeypatch, info)
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """A socket that says `answer` to the first request and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+def _ok(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"garbage\r\n",
+        b"",
+        b"HTTP/1.1 500 Oh\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+        _ok(b"no json"),
+        _ok(b"[1]"),
+        _ok(b'{"role": 3}'),
+        _ok(b'{"role": "mlp", "group": [1]}'),
+        _ok(b'{"role": "mlp", "group": [{"rank": "0", "exchange_address": null}]}'),
+        _ok(b"[" * 100_000),
+    ],
+)
+def test_any_other_answer_counts_as_no_server(answer: bytes) -> None:
+    with answering(answer) as url, pytest.raises(PeerLost, match="MLP server"):
+        fetch_info(url)
+
+
+def test_fields_that_are_not_known_are_ignored() -> None:
+    with answering(_ok(b'{"role": "mlp", "ep_rank": 1, "new": {}}')) as url:
+        assert fetch_info(url) == ServerInfo(role="mlp", ep_rank=1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -11,6 +12,7 @@ def _listen(directory: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(directory / "exchange"))
     listener.listen()
+    os.utime(directory, (0, 0))
     return listener
 
 
@@ -23,10 +25,13 @@ def test_the_default_address_is_in_a_directory_of_ones_own() -> None:
 def test_what_dead_servers_left_is_removed_and_live_ones_are_not(tmp_path: Path) -> None:
     _listen(tmp_path / "sglang-afd-dead").close()
     (tmp_path / "sglang-afd-new").mkdir()
+    _listen(tmp_path / "sglang-afd-young").close()
+    os.utime(tmp_path / "sglang-afd-young")
     with _listen(tmp_path / "sglang-afd-live"):
         remove_leftovers(tmp_path)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "sglang-afd-live",
         "sglang-afd-new",
+        "sglang-afd-young",
     ]

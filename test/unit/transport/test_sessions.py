@@ -147,7 +147,7 @@ def test_rows_before_the_handshake_are_refused(sessions: Sessions) -> None:
     refusal = refusal_of(sessions, frames_of(), peer=b"stranger")
 
     assert refusal == Refusal(
-        code=RefusalCode.NOT_ATTACHED, message="rows came before the handshake; attach first"
+        code=RefusalCode.NOT_ATTACHED, message="this came before the handshake; attach first"
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import sglang_afd
 from sglang_afd.upstream import cpu_shim, versions
+from sglang_afd.upstream.cpu_bodies import BODIES
 
 ROOM = Path(sglang_afd.__file__).parent / "upstream"
 PAGE = (Path(__file__).parents[3] / "docs" / "upstream.md").read_text(encoding="utf-8")
@@ -76,7 +77,10 @@ def test_the_table_of_hooks_has_no_row_without_a_hook() -> None:
 
 
 def test_every_part_of_the_shim_is_explained() -> None:
-    parts = {*cpu_shim._KERNEL_PACKAGES, f"{cpu_shim._GATED_ADD_MODULE}.{cpu_shim._GATED_ADD}"}
+    parts = {
+        *cpu_shim._KERNEL_PACKAGES,
+        *(f"{module}.{name}" for module, names in BODIES.items() for name in names),
+    }
 
     assert parts <= IN_CODE_MARKS
 

@@ -119,6 +119,14 @@ def test_the_installed_sglang_is_the_one_that_we_hook_into() -> None:
     assert versions.check_version() == versions.SGLANG_VERSION == "0.5.17"
 
 
+@pytest.fixture(autouse=True)
+def forget_the_version() -> Iterator[None]:
+    """Looked up once in a process."""
+    versions.check_version.cache_clear()
+    yield
+    versions.check_version.cache_clear()
+
+
 def test_another_sglang_is_refused_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "version", lambda name: "0.6.0")
 

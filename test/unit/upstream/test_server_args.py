@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -193,8 +194,8 @@ def test_a_value_that_sglang_cannot_parse_is_refused_instead_of_exiting(model: s
 
 
 def test_a_combination_that_sglang_refuses_is_refused_by_us(model: str) -> None:
-    with pytest.raises(ConfigError, match="SGLang refuses these arguments: .* mutually exclusive"):
-        parse(model, "--enable-hierarchical-cache", "--disable-radix-cache")
+    with pytest.raises(ConfigError, match="SGLang refuses .*: --ssl-keyfile requires"):
+        parse(model, "--ssl-keyfile", "key.pem")
 
 
 def test_a_dense_model_is_refused_before_sglang_looks_at_it(tmp_path: Path) -> None:
@@ -300,3 +301,26 @@ def test_a_config_file_may_be_joined_to_its_flag(tmp_path: Path) -> None:
 def test_a_log_level_that_does_not_exist_is_refused(model: str) -> None:
     with pytest.raises(ConfigError, match="--log-level loud is not a level"):
         parse(model, "--log-level", "loud")
+
+
+@pytest.mark.parametrize("field", server_args._UNTESTED)
+def test_what_switches_an_untested_feature_off_is_its_default(field: str) -> None:
+    default = server_args.ServerArgs.__dataclass_fields__[field].default
+
+    assert default in server_args._UNTESTED[field] or default is dataclasses.MISSING
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--enable-pdmux"],
+        ["--enable-hierarchical-cache"],
+        ["--is-embedding"],
+        ["--smg-grpc-mode"],
+        ["--model-impl", "transformers"],
+        ["--cpu-offload-gb", "2"],
+    ],
+)
+def test_an_untested_feature_is_refused(model: str, argv: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"{argv[0]} is not supported .* not tested"):
+        parse(model, *argv)

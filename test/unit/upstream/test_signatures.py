@@ -89,8 +89,9 @@ def test_the_launcher_takes_our_entry_points() -> None:
     } <= set(parameters(http_server.launch_server))
 
 
-def test_the_launcher_hands_only_the_arguments_to_a_warm_up() -> None:
-    assert parameters(http_server.execute_server_warmup) == ["server_args"]
+def test_the_status_that_a_warm_up_sets_exists() -> None:
+    assert http_server.ServerStatus.Up
+    assert hasattr(http_server.http_server, "_global_state")
 
 
 def test_a_scheduler_process_gets_the_arguments_first() -> None:
