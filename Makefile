@@ -31,8 +31,9 @@ format: env ## format the code and fix what ruff can fix
 test: env ## run lint and every test that needs no GPU; failing lint does not hide the tests' results
 	@$(MAKE) --no-print-directory lint; lint=$$?; $(RUN) -m pytest && exit $$lint
 
-test-quick: env ## run the tests that start no servers
-	$(RUN) -m pytest -m "not e2e and not slow"
+test-quick: env ## run the unit and contract tests, and one fleet of real servers
+	$(RUN) -m pytest -m "not slow" test/unit test/contract \
+		"test/e2e/test_token_identity.py::test_qwen3_moe_is_token_identical[1]"
 
 test-gpu: ## run the GPU tests, in GPU_PYTHON
 	$(GPU_PYTHON) -m pytest -m gpu test/gpu

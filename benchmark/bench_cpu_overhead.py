@@ -96,7 +96,7 @@ def _report(deployments: list[Deployment], args: argparse.Namespace) -> dict[str
         "benchmark": "bench_cpu_overhead",
         "date": time.strftime("%Y-%m-%d"),
         "commit": _commit(),
-        "cpu": platform.processor() or platform.machine(),
+        "cpu": _cpu_name(),
         "num_cpus": len(os.sched_getaffinity(0)),
         "model": Path(args.model_path).name if args.model_path else "embedded",
         "tokens": args.tokens,
@@ -113,7 +113,8 @@ def _report(deployments: list[Deployment], args: argparse.Namespace) -> dict[str
         report[f"best_threads_bs{batch}"] = {name: d.threads for name, d in best.items()}
         report[f"afd_layer_us_bs{batch}"] = best["afd"].layer_us[batch]
     first = deployments[0]
-    report["identical"] = all(d.outputs == first.outputs for d in deployments)
+    is_steady = all([-1] not in outputs for d in deployments for outputs in d.outputs.values())
+    report["identical"] = is_steady and all(d.outputs == first.outputs for d in deployments)
     report["tokens_per_s"] = {
         f"{d.name}, {d.threads} thread(s)": {
             f"bs{batch}": [round(rate, 2) for rate in rates] for batch, rates in d.rates.items()
@@ -254,6 +255,13 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
 
 
 def _commit() -> str:

@@ -95,6 +95,10 @@ class ServerPool:
         if not is_ready or server.num_missed_polls >= self._max_missed_polls:
             self._enter(server, ServerState.UNREACHABLE, reason)
 
+    def record_served(self, server: Server) -> None:
+        """A response of `server` was relayed to its end."""
+        server.num_served += 1
+
     def record_unreachable(self, server: Server, reason: str) -> None:
         """No connection to the server can be had; the next answered poll brings it back."""
         self._enter(server, ServerState.UNREACHABLE, reason)

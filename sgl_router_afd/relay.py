@@ -127,7 +127,7 @@ class Relay:
                 await _end_broken(request, response, _broken(server, "inside its answer", error))
                 return
             if not chunk:
-                server.num_served += 1
+                self._pool.record_served(server)
                 return
             await response.write(chunk)
 

@@ -13,8 +13,8 @@ RECIPE_VERSION = 1  # raised whenever the same fields would give different bytes
 class Recipe:
     """How the dense model becomes a mixture of experts.
 
-    Four experts spread over one or two MLP ranks evenly and over three unevenly, so that both
-    cases are exercised; two of them per token is the fewest that makes combine add anything.
+    Four experts spread over one, two or four MLP ranks (three would leave one without an expert);
+    two of them per token is the fewest that makes combine add anything.
     Each further expert costs 159 MB of disk and of MLP memory.
     """
 

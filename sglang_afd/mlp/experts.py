@@ -29,9 +29,9 @@ class LocalFusedMoE(FusedMoE):
     ep_size = 1  # pads the number of experts to a multiple of it
 
     def __init__(self, *args: Any, num_experts: int, **kwargs: Any) -> None:
-        padded = -(-num_experts // self.ep_size) * self.ep_size
+        shard = ExpertShard(rank=0, ep_size=self.ep_size, num_experts=num_experts)
         with torch.device(self.device):
-            super().__init__(*args, num_experts=padded, **kwargs)
+            super().__init__(*args, num_experts=shard.num_padded, **kwargs)
         self.num_logical_experts = num_experts
 
 
