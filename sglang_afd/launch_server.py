@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from sglang_afd import cli
 from sglang_afd.config import Role
 from sglang_afd.errors import AfdError, ConfigError
+from sglang_afd.process import announce_as_parent, die_with_parent
 
 logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one server until told to stop; returns the exit code (2 for a mistake in `argv`)."""
+    announce_as_parent()
     try:
         return _main(argv)
     except ConfigError as error:
@@ -73,6 +75,9 @@ def _print_help() -> int:
     print(format_help())
     return 0
 
+
+if __name__ == "__mp_main__":  # a spawned child, which will import SGLang for seconds from here on
+    die_with_parent()
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

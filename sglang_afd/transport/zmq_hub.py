@@ -87,7 +87,10 @@ class ZmqHub(Hub):
     def _receive(self, frames: list[zmq.Frame]) -> list[Event]:
         peer = frames[0].bytes
         if not self._connections.is_known(peer) and len(frames) > 1:
-            self._connections.spoke(peer, int(frames[1].get(zmq.SRCFD)))
+            descriptor = _descriptor_of(frames[1])
+            if descriptor is None:
+                return []  # its connection has ended already; there is nobody to answer
+            self._connections.spoke(peer, descriptor)
         body: list[Frame] = [frame.buffer for frame in frames[1:]]
         events, answer = self._sessions.receive(peer, body or [b""])
         if answer is not None:
@@ -112,6 +115,13 @@ class ZmqHub(Hub):
                 raise
             logger.warning("peer %s left before its reply was sent", peer.hex())
             self._unreachable += self._sessions.gone(peer, "it can no longer be reached")
+
+
+def _descriptor_of(frame: zmq.Frame) -> int | None:
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None
 
 
 def _refuse_taken_path(listen: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from random import Random
 
 import pytest
 import torch
@@ -177,3 +178,11 @@ def test_port_scanners_do_not_take_along_who_gets_their_descriptor(zmq_fleet: Fl
     rows = rows_to(SPEC, 3)
     assert torch.equal(exchange(link, rows), EXPERTS.expected(1, rows))
     assert (rank.count(PeerAttached), rank.count(PeerGone)) == (1, 0)
+
+
+def test_random_bytes_on_raw_connections_disturb_nobody(zmq_fleet: Fleet, rank: Rank) -> None:
+    random = Random(SEED)
+    with undisturbed(zmq_fleet):
+        for _ in range(300):
+            with suppress(OSError), connect_plainly(rank.hub.address) as plain:
+                plain.sendall(random.randbytes(2000))

@@ -1,0 +1,43 @@
+"""No process stays behind, however early its parent is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import fleet
+import psutil
+import pytest
+from servers import free_port, wait_until
+
+
+def _is_gone(child: psutil.Process) -> bool:
+    return not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("num_children", [1, 3])
+def test_children_of_a_killed_attention_server_end_while_they_still_import(
+    qwen3: Path, tmp_path: Path, num_children: int
+) -> None:
+    command = [
+        *(sys.executable, "-m", "sglang_afd.launch_server", "--role", "attn"),
+        *("--model-path", str(qwen3), "--port", str(free_port())),
+        *("--afd-mlp", f"http://127.0.0.1:{fleet.mlp_ports(1)[0]}"),
+    ]
+    with (tmp_path / "attn.log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    parent = psutil.Process(server.pid)
+    try:
+        wait_until(lambda: len(parent.children(recursive=True)) >= num_children, "children")
+        children = parent.children(recursive=True)
+
+        server.send_signal(signal.SIGKILL)
+
+        server.wait(10)
+        wait_until(lambda: all(_is_gone(child) for child in children), "no orphan", 20)
+    finally:
+        if any(not _is_gone(child) for child in children):
+            os.killpg(server.pid, signal.SIGKILL)
