@@ -129,7 +129,7 @@ class _Endpoints:
         if not self._options.secret and not auth.is_loopback(remote):
             raise ConfigError("members from other hosts need the same --afd-secret-file")
         expected = auth.prove(self._options.secret, "member", body).hex()
-        if not hmac.compare_digest(proof.encode(), expected.encode()):
+        if not hmac.compare_digest(proof.encode(errors="replace"), expected.encode()):
             raise ConfigError("the member's secret is not rank 0's; use the same --afd-secret-file")
         report = msgspec.json.decode(body, type=MemberReport)
         if abs(time.time() - report.sent_at_s) > MAX_SKEW_S:

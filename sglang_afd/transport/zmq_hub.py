@@ -129,8 +129,11 @@ def _refuse_taken_path(listen: str) -> None:
     if not listen.startswith("ipc://"):
         return
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
         try:
             probe.connect(listen.removeprefix("ipc://"))
+        except TimeoutError:
+            pass  # somebody listens, and does not answer
         except OSError:
             return  # nobody listens; a file that a dead server left is replaced
     raise ConfigError(

@@ -87,7 +87,7 @@ def merge_config_file(argv: Sequence[str]) -> list[str]:
             parser.add_argument(action.option_strings[-1], action="store_true")
     try:
         merged: list[str] = ConfigArgumentMerger(parser).merge_config_with_args(arguments)
-    except (ValueError, OSError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, AttributeError, OSError, yaml.YAMLError) as error:
         raise ConfigError(f"--config: {error}") from None
     return merged
 
