@@ -50,8 +50,14 @@ def run(args: argparse.Namespace) -> Path:
 
 
 def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
     try:
-        directory = run(parse_args(argv))
+        Recipe(num_experts=args.num_experts, top_k=args.top_k, seed=args.seed)
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    try:
+        directory = run(args)
     except AfdError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

@@ -59,7 +59,11 @@ def parse_args(argv: Sequence[str]) -> LaunchConfig:
     """
     separator = list(argv).index("--") if "--" in argv else len(argv)
     parser = _build_parser()
-    args = parser.parse_args(argv[:separator])
+    args, unknown = parser.parse_known_args(argv[:separator])
+    if unknown:
+        parser.error(f"unknown argument {unknown[0]}; SGLang's flags go after --, see --help")
+    if not args.prompt.strip() and any(word.split("=")[0] == "--prompt" for word in argv):
+        parser.error("--prompt is empty; say what to ask, or leave it out to serve")
     try:
         return LaunchConfig(**vars(args), server_args=tuple(argv[separator + 1 :]))
     except ConfigError as error:
