@@ -60,16 +60,8 @@ class Loop:
     def _take(self, event: Event) -> None:
         match event:
             case Arrived(exchange=exchange):
-                header = exchange.header
-                member = Member(
-                    peer=exchange.peer,
-                    micro_batch_id=header.micro_batch_id,
-                    step=header.step,
-                    layer_id=header.layer_id,
-                    num_rows=header.num_rows,
-                )
-                self._exchanges[member] = exchange
-                self._queue.arrived(member)
+                self._exchanges[exchange.member] = exchange
+                self._queue.arrived(exchange.member)
             case PeerAttached():
                 self._words[Counter.PEERS] += 1
                 self._words[Counter.ATTACHES] += 1

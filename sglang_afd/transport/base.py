@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sglang_afd.errors import ConfigError
 from sglang_afd.protocol.messages import Attached, Dispatch, RefusalCode
+from sglang_afd.rounds.arrival import Member
 from sglang_afd.topology import check_coverage
 
 
@@ -34,6 +35,18 @@ class Exchange:
     peer: bytes  # names the connection, opaque
     header: Dispatch
     rows: Rows
+
+    @property
+    def member(self) -> Member:
+        """This exchange as the rounds see it."""
+        header = self.header
+        return Member(
+            peer=self.peer,
+            micro_batch_id=header.micro_batch_id,
+            step=header.step,
+            layer_id=header.layer_id,
+            num_rows=header.num_rows,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

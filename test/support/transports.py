@@ -203,16 +203,8 @@ class Rank:
         self.events.append(event)
         match event:
             case Arrived(exchange=exchange):
-                header = exchange.header
-                member = Member(
-                    peer=exchange.peer,
-                    micro_batch_id=header.micro_batch_id,
-                    step=header.step,
-                    layer_id=header.layer_id,
-                    num_rows=header.num_rows,
-                )
-                self._exchanges[member] = exchange
-                self._queue.arrived(member)
+                self._exchanges[exchange.member] = exchange
+                self._queue.arrived(exchange.member)
             case PeerGone(peer=peer):
                 self._queue.peer_gone(peer)
             case PeerAttached():
