@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from fastapi.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sglang_afd import __version__
 from sglang_afd.attn.status import LinkState, StatusBoard
@@ -66,14 +66,34 @@ class Doorkeeper:
     Outside SGLang's API-key check, so that a router needs no key to see who can serve.
     """
 
-    def __init__(self, app: ASGIApp, *, board: StatusBoard, is_warm: threading.Event) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        board: StatusBoard,
+        is_warm: threading.Event,
+        is_stopping: threading.Event,
+    ) -> None:
         self._app = app
         self._board = board
         self._is_warm = is_warm
+        self._is_stopping = is_stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, self._watching(receive), send)
+            return
         answer = self._answer(scope["path"]) if scope["type"] == "http" else None
         await (answer or self._app)(scope, receive, send)
+
+    def _watching(self, receive: Receive) -> Receive:
+        async def receive_and_look() -> Message:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                self._is_stopping.set()  # SGLang is about to wait for the warm-up's thread
+            return message
+
+        return receive_and_look
 
     def _answer(self, path: str) -> JSONResponse | None:
         if path == STATUS_PATH:

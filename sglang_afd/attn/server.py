@@ -21,16 +21,16 @@ def serve(config: AfdConfig, server_args: ServerArgs) -> int:
     secret = auth.load_secret(config.secret_file)
     auth.require_secret_beyond_loopback(config.mlp_url, secret, "--afd-mlp")
     board = StatusBoard()
-    is_warm = threading.Event()
+    is_warm, is_stopping = threading.Event(), threading.Event()
     http_server.add_outermost_middleware(
-        functools.partial(Doorkeeper, board=board, is_warm=is_warm),
+        functools.partial(Doorkeeper, board=board, is_warm=is_warm, is_stopping=is_stopping),
         has_api_key=bool(server_args.api_key or server_args.admin_api_key),
     )
     try:
         http_server.launch_server(
             server_args,
             run_scheduler_process_func=functools.partial(run_attn_scheduler, config, board),
-            execute_warmup_func=functools.partial(warm_up, board),
+            execute_warmup_func=functools.partial(warm_up, board, is_stopping),
             launch_callback=is_warm.set,
         )
     finally:

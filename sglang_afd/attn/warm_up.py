@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import time
+import threading
 
 import requests
 
@@ -19,18 +19,18 @@ TIMEOUT_S = 600.0  # of one request; the first one may compile kernels
 NUM_TOKENS = 8
 
 
-def warm_up(board: StatusBoard, server_args: ServerArgs) -> bool:
+def warm_up(board: StatusBoard, is_stopping: threading.Event, server_args: ServerArgs) -> bool:
     """Generate a few tokens through the MLP servers, again whenever they went away meanwhile.
 
-    Returns: True once it worked. Any other failure than a lost MLP server ends the process.
+    Returns: True once it worked, False when the server stops before. Any other failure than a lost
+        MLP server ends the process.
     """
-    while True:
-        while board.read().state is not LinkState.READY:
-            time.sleep(POLL_S)
+    while not is_stopping.wait(POLL_S):
+        if board.read().state is not LinkState.READY:
+            continue
         try:
             response = _generate(server_args)
         except requests.ConnectionError:  # the HTTP side is about to listen
-            time.sleep(POLL_S)
             continue
         if response.status_code == requests.codes.ok:
             http_server.mark_up()
@@ -40,7 +40,7 @@ def warm_up(board: StatusBoard, server_args: ServerArgs) -> bool:
             http_server.kill_process_tree(os.getpid())
             return False
         logger.warning("the MLP servers went away during the warm-up request; it is sent again")
-        time.sleep(POLL_S)
+    return False
 
 
 def _generate(server_args: ServerArgs) -> requests.Response:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from sglang_afd.demo.ensure import build_at, default_cache_dir
+from sglang_afd.demo.ensure import build_at, default_cache_dir, refuse_foreign_files
 from sglang_afd.demo.manifest import find_damage
 from sglang_afd.demo.progress import ConsoleProgress
 from sglang_afd.demo.recipe import Recipe
@@ -24,7 +24,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--output", type=Path, help="directory to build (default: the user's cache)"
     )
     parser.add_argument(
-        "--force", action="store_true", help="build anew, replacing whatever is there"
+        "--force", action="store_true", help="build anew, replacing an earlier build"
     )
     parser.add_argument(
         "--verify", action="store_true", help="read every file and compare its checksum"
@@ -40,6 +40,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def run(args: argparse.Namespace) -> Path:
     recipe = Recipe(num_experts=args.num_experts, top_k=args.top_k, seed=args.seed)
     target = args.output or default_cache_dir() / "models" / recipe.name
+    if args.output is not None and args.force:
+        refuse_foreign_files(target)
     may_replace = args.force or args.output is None
     directory = build_at(target, recipe, ConsoleProgress(), replace=may_replace, rebuild=args.force)
     if args.verify and (damaged := find_damage(directory)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sglang_afd.demo.manifest import is_complete
+from sglang_afd.demo.manifest import MANIFEST_NAME, is_complete
 from sglang_afd.demo.progress import ConsoleProgress, Progress
 from sglang_afd.demo.recipe import Recipe
 from sglang_afd.demo.store import (
@@ -94,5 +94,17 @@ def _refuse_if_occupied(target: Path) -> None:
     if target.exists() or target.is_symlink():
         raise ConfigError(
             f"{target} exists and is not a complete build of this model; "
-            "choose another directory, or give --force to replace all of it"
+            "choose another directory, or give --force to replace an earlier build"
+        )
+
+
+def refuse_foreign_files(target: Path) -> None:
+    """Let --force replace earlier builds only; an empty --output means the current directory.
+
+    Raises: ConfigError when the target holds files and is no build, complete or damaged.
+    """
+    if target.is_dir() and any(target.iterdir()) and not (target / MANIFEST_NAME).is_file():
+        raise ConfigError(
+            f"{target.absolute()} holds other files than a build of this model; --force replaces "
+            "earlier builds only. Choose another directory, or remove it yourself"
         )

@@ -45,8 +45,9 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
     stop = _StopFlag()
     rank = max(config.ep_rank, 0)
     started_s = time.monotonic()
+    print_of_model = _fingerprint(server_args)  # before the load, since it finds broken shards
     experts = Experts(server_args, rank=rank, ep_size=ep_size)
-    identity = _identity(config, server_args, experts)
+    identity = _identity(config, print_of_model, experts)
     hub = ZmqHub(
         Gate(identity, secret, max_peers=config.max_peers),
         listen,
@@ -123,16 +124,20 @@ def _run(loop: Loop, hub: ZmqHub, child: Any, stop: _StopFlag) -> int:
     return 0
 
 
-def _identity(config: AfdConfig, server_args: ServerArgs, experts: Experts) -> MlpIdentity:
+def _fingerprint(server_args: ServerArgs) -> str:
+    return fingerprint(
+        server_args.model_path,
+        load_format=server_args.load_format,
+        overrides=server_args.json_model_override_args,
+    )
+
+
+def _identity(config: AfdConfig, print_of_model: str, experts: Experts) -> MlpIdentity:
     return MlpIdentity(
         spec=ModelSpec(
             package_version=__version__,
             sglang_version=check_version(),
-            fingerprint=fingerprint(
-                server_args.model_path,
-                load_format=server_args.load_format,
-                overrides=server_args.json_model_override_args,
-            ),
+            fingerprint=print_of_model,
             architecture=experts.architecture,
             dtype=str(experts.dtype).removeprefix("torch."),
             hidden_size=experts.hidden_size,
@@ -189,9 +194,9 @@ def _bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listener.close()
         raise ConfigError(
-            f"cannot listen on --host {host} --port {port}: {error.strerror}; choose another port"
+            f"cannot listen on --host {host} --port {port}: {error}; choose another"
         ) from None
     return listener

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,3 +113,16 @@ def test_the_status_needs_no_api_key_and_generation_does(
         status, _ = attn.get("/v1/models")
 
     assert status == 401
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_attention_server_that_waits_for_mlp_servers_can_be_stopped(
+    zygote: Zygote, qwen3: Path, number: signal.Signals
+) -> None:
+    attn = fleet.start_attn(zygote, qwen3, fleet.mlp_ports(1)[0])
+    with running([attn]):
+        attn.wait("/afd/v1/status", lambda body: body["state"] == "starting")
+
+        attn.signal(number)
+
+        attn.wait_ended(20)

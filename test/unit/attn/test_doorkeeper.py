@@ -29,7 +29,7 @@ def ask(board: StatusBoard, path: str, *, is_warm: bool = True) -> tuple[int, An
     async def nothing() -> Any:
         return {"type": "http.request"}
 
-    door = Doorkeeper(sglang, board=board, is_warm=warm)
+    door = Doorkeeper(sglang, board=board, is_warm=warm, is_stopping=threading.Event())
     asyncio.run(door({"type": "http", "path": path, "headers": []}, nothing, keep))
     return sent[0]["status"], json.loads(sent[1]["body"])
 
@@ -84,3 +84,29 @@ def test_the_status_is_ready_once_attached_and_warm(ready: StatusBoard) -> None:
     cold = ask(ready, "/afd/v1/status", is_warm=False)[1]
     assert (cold["state"], cold["reason"]) == ("starting", "the warm-up request is running")
     assert ask(StatusBoard(), "/afd/v1/status")[1]["reason"] == "waiting for the MLP servers"
+
+
+def test_the_end_of_the_lifespan_is_told_before_sglang_waits_for_its_threads(
+    ready: StatusBoard,
+) -> None:
+    is_stopping = threading.Event()
+    seen: list[bool] = []
+
+    async def sglang(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        seen.append(is_stopping.is_set())
+        await receive()
+        seen.append(is_stopping.is_set())
+
+    messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+
+    async def next_message() -> Any:
+        return next(messages)
+
+    async def ignore(message: Any) -> None:
+        return None
+
+    door = Doorkeeper(sglang, board=ready, is_warm=threading.Event(), is_stopping=is_stopping)
+    asyncio.run(door({"type": "lifespan"}, next_message, ignore))
+
+    assert seen == [False, True]

@@ -208,6 +208,7 @@ def test_force_replaces_the_whole_directory(
     other = tmp_path / "other"
     other.mkdir()
     (other / "file").touch()
+    (other / MANIFEST_NAME).touch()  # an earlier build, and damaged
 
     refused = main(["--output", str(other)])
     forced = main(["--output", str(other), "--force", "--verify"])
@@ -217,6 +218,17 @@ def test_force_replaces_the_whole_directory(
     assert output.out == f"{other}\n"
     assert "error: " in output.err
     assert not (other / "file").exists()
+
+
+@pytest.mark.parametrize("output", ["", "."])
+def test_force_leaves_the_files_of_others_alone(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").touch()
+
+    assert main(["--output", output, "--force"]) == 1
+    assert (tmp_path / "notes.txt").exists()
 
 
 def test_an_output_below_a_file_is_a_clear_error(source: Path, tmp_path: Path) -> None:
