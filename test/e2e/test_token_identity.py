@@ -11,7 +11,7 @@ import fleet
 import pytest
 from compare import ask_at_once, ask_one_by_one, differences
 from fleet import AttnPair, Oracle
-from servers import Server, Zygote, running
+from servers import Server, Zygote, fetch, running
 
 SOME = slice(0, 6)  # prompts that are enough to show a fault
 
@@ -27,9 +27,18 @@ def _mlp_group(
             rank.wait("/health")
         for attn in pair.attn:
             fleet.wait_ready(attn)
+        _forget_prefixes(pair)
         yield ranks
     for attn in pair.attn:
         attn.wait("/afd/v1/status", lambda body: body["state"] == "detached")
+    _forget_prefixes(pair)
+
+
+def _forget_prefixes(pair: AttnPair) -> None:
+    """A planted fault must neither hide behind cached prefixes nor stay in them."""
+    for attn in pair.attn:
+        status, answer = fetch(f"{attn.url}/flush_cache", {})
+        assert status == 200, answer
 
 
 def _check_identity(zygote: Zygote, pair: AttnPair, num_ranks: int) -> None:
