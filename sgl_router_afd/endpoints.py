@@ -6,8 +6,11 @@ something that an earlier request left on one, must be sent to that server itsel
 
 from __future__ import annotations
 
+from sglang_afd.protocol.paths import STATUS_PATH as STATUS
+
+__all__ = ["HEALTH", "RELAYED", "RELAYED_GET", "RELAYED_POST", "STATUS"]
+
 HEALTH = "/health"
-STATUS = "/afd/v1/status"  # attention and MLP servers have it too
 
 RELAYED_POST = (
     "/generate",

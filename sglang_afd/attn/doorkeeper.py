@@ -10,9 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sglang_afd import __version__
 from sglang_afd.attn.status import LinkState, StatusBoard
+from sglang_afd.protocol.paths import STATUS_PATH
 from sglang_afd.upstream.versions import check_version
-
-STATUS_PATH = "/afd/v1/status"
 
 # Paths whose answer needs the MLP servers; while they are away, 503 at once.
 _NEEDS_EXPERTS = frozenset(

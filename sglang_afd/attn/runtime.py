@@ -14,13 +14,12 @@ from sglang_afd.attn.attach import Attacher
 from sglang_afd.attn.status import StatusBoard
 from sglang_afd.config import AfdConfig
 from sglang_afd.errors import AfdError, PeerLost, UpstreamMismatch
-from sglang_afd.fingerprint import fingerprint
 from sglang_afd.protocol import auth
 from sglang_afd.protocol.messages import Dispatch, Kind, ModelSpec
 from sglang_afd.transport.base import Rows
 from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
 from sglang_afd.upstream.moe import FusedMoE
-from sglang_afd.upstream.server_args import ServerArgs
+from sglang_afd.upstream.server_args import ServerArgs, model_fingerprint
 from sglang_afd.upstream.versions import check_version
 from sglang_afd.upstream.weights import ReadCount
 
@@ -65,11 +64,7 @@ class Runtime:
         spec = ModelSpec(
             package_version=__version__,
             sglang_version=check_version(),
-            fingerprint=fingerprint(
-                self._server_args.model_path,
-                load_format=self._server_args.load_format,
-                overrides=self._server_args.json_model_override_args,
-            ),
+            fingerprint=model_fingerprint(self._server_args),
             architecture=architecture,
             dtype=dtype,
             hidden_size=first.hidden_size,

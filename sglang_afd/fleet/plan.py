@@ -10,9 +10,9 @@ from pathlib import Path
 
 from sglang_afd.fleet.config import LaunchConfig
 from sglang_afd.fleet.spec import ServerSpec
+from sglang_afd.protocol.paths import STATUS_PATH
 
 SERVER_HOST = "127.0.0.1"
-STATUS_PATH = "/afd/v1/status"
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 # Key-value cache of an attention server that shares its GPU, where SGLang would take nearly all of
 # the memory. A smaller fraction would not help: SGLang measures it while the other servers load.
@@ -52,8 +52,6 @@ class Plan:
 
     def _attn(self, index: int) -> ServerSpec:
         flags = ["--afd-mlp", self._url(0)]
-        # Asked several times a second, by the launcher and by the router.
-        flags += ["--uvicorn-access-log-exclude-prefixes", STATUS_PATH]
         if self.num_gpus == 0:
             # A scheduler without requests would otherwise take a whole core.
             flags.append("--sleep-on-idle")

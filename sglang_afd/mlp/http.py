@@ -24,6 +24,7 @@ from sglang_afd.mlp.board_metrics import render
 from sglang_afd.mlp.group import RENEW_S, Group, MemberReport
 from sglang_afd.process import die_with_parent
 from sglang_afd.protocol import auth
+from sglang_afd.protocol.paths import STATUS_PATH
 from sglang_afd.transport.addresses import replace_wildcard
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ def build_app(board: Board, options: HttpOptions) -> web.Application:
             web.get("/metrics", endpoints.metrics),
             web.get("/server_info", endpoints.server_info),
             web.get("/get_server_info", endpoints.server_info),
-            web.get("/afd/v1/status", endpoints.status),
+            web.get(STATUS_PATH, endpoints.status),
             web.post(MEMBERS_PATH, endpoints.members),
         ]
     )

@@ -60,8 +60,9 @@ class Loop:
     def _take(self, event: Event) -> None:
         match event:
             case Arrived(exchange=exchange):
-                self._exchanges[exchange.member] = exchange
-                self._queue.arrived(exchange.member)
+                member = exchange.member
+                self._exchanges[member] = exchange
+                self._queue.arrived(member)
             case PeerAttached():
                 self._words[Counter.PEERS] += 1
                 self._words[Counter.ATTACHES] += 1

@@ -15,7 +15,6 @@ import torch
 from sglang_afd import __version__
 from sglang_afd.config import AfdConfig
 from sglang_afd.errors import AfdError, ConfigError
-from sglang_afd.fingerprint import fingerprint
 from sglang_afd.mlp import http
 from sglang_afd.mlp.board import Board
 from sglang_afd.mlp.experts import Experts
@@ -26,7 +25,7 @@ from sglang_afd.protocol import auth
 from sglang_afd.protocol.handshake import Gate, MlpIdentity
 from sglang_afd.protocol.messages import ModelSpec
 from sglang_afd.transport.zmq_hub import ZmqHub
-from sglang_afd.upstream.server_args import ServerArgs
+from sglang_afd.upstream.server_args import ServerArgs, model_fingerprint
 from sglang_afd.upstream.versions import check_version
 
 logger = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
     stop = _StopFlag()
     rank = max(config.ep_rank, 0)
     started_s = time.monotonic()
-    print_of_model = _fingerprint(server_args)  # before the load, since it finds broken shards
+    print_of_model = model_fingerprint(server_args)  # before the load, since it finds broken shards
     experts = Experts(server_args, rank=rank, ep_size=ep_size)
     identity = _identity(config, print_of_model, experts)
     hub = ZmqHub(
@@ -122,14 +121,6 @@ def _run(loop: Loop, hub: ZmqHub, child: Any, stop: _StopFlag) -> int:
         child.terminate()
         child.join(5)
     return 0
-
-
-def _fingerprint(server_args: ServerArgs) -> str:
-    return fingerprint(
-        server_args.model_path,
-        load_format=server_args.load_format,
-        overrides=server_args.json_model_override_args,
-    )
 
 
 def _identity(config: AfdConfig, print_of_model: str, experts: Experts) -> MlpIdentity:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sglang_afd.errors import ConfigError
+from sglang_afd.errors import ConfigError, PeerLost
 from sglang_afd.protocol.messages import Attached, Dispatch, RefusalCode
 from sglang_afd.rounds.arrival import Member
 from sglang_afd.topology import check_coverage
@@ -133,6 +133,11 @@ class Link(ABC):
     @abstractmethod
     def lost(self) -> str | None:
         """Why the group is lost, or None while it serves."""
+
+    def raise_if_lost(self) -> None:
+        """Raise PeerLost with the reason once the group is lost."""
+        if self.lost is not None:
+            raise PeerLost(self.lost)
 
     @abstractmethod
     def close(self) -> None:

@@ -128,7 +128,7 @@ class LoopbackLink(Link):
 
     def dispatch(self, header: Dispatch, rows: Rows) -> None:
         """See `Link`."""
-        self._raise_if_lost()
+        self.raise_if_lost()
         frames = self._slots.put(header, rows)
         for hub in self._hubs:
             hub.deliver(self._peer, frames)
@@ -142,15 +142,15 @@ class LoopbackLink(Link):
             except queue.Empty:
                 missing = self._slots.missing(micro_batch_id)
                 self.mark_lost(f"MLP rank(s) {missing} did not reply in time")
-            self._raise_if_lost()
+            self.raise_if_lost()
             if not frames:
                 self.mark_lost(f"the connection to MLP rank {rank} ended")
-                self._raise_if_lost()
+                self.raise_if_lost()
             try:
                 self._slots.receive(rank, frames)
             except (PeerLost, ProtocolError) as error:
                 self.mark_lost(str(error))
-                self._raise_if_lost()
+                self.raise_if_lost()
         return self._slots.take(micro_batch_id)
 
     def mark_lost(self, reason: str) -> None:
@@ -172,7 +172,3 @@ class LoopbackLink(Link):
         except queue.Empty:
             raise PeerLost("an MLP rank did not answer the handshake") from None
         return codec.decode_to_attn(frames[0])
-
-    def _raise_if_lost(self) -> None:
-        if self._lost is not None:
-            raise PeerLost(self._lost)

@@ -85,14 +85,14 @@ class ZmqLink(Link):
 
     def dispatch(self, header: Dispatch, rows: Rows) -> None:
         """See `Link`."""
-        self._raise_if_lost()
+        self.raise_if_lost()
         frames = self._slots.put(header, rows)
         for socket in self._sockets:
             try:
                 socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
             except zmq.ZMQError as error:
                 self.mark_lost(f"an exchange could not be sent: {error}")
-        self._raise_if_lost()
+        self.raise_if_lost()
 
     def combine(self, micro_batch_id: int) -> Tensor:
         """See `Link`."""
@@ -105,7 +105,7 @@ class ZmqLink(Link):
                     f"MLP rank(s) {self._slots.missing(micro_batch_id)} did not reply within "
                     f"--afd-stall-timeout {self._options.stall_timeout_s:g} s"
                 )
-            self._raise_if_lost()
+            self.raise_if_lost()
             for socket, _ in ready:
                 self._receive(socket)
         return self._slots.take(micro_batch_id)
@@ -211,11 +211,7 @@ class ZmqLink(Link):
             self._slots.receive(rank, [frame.buffer for frame in frames])
         except (PeerLost, ProtocolError) as error:
             self.mark_lost(str(error))
-            self._raise_if_lost()
-
-    def _raise_if_lost(self) -> None:
-        if self._lost is not None:
-            raise PeerLost(self._lost)
+            self.raise_if_lost()
 
     def _wake_pair(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
         reader = self._context.socket(zmq.PAIR)

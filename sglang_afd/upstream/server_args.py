@@ -14,6 +14,8 @@ from sglang.srt.server_args_config_parser import ConfigArgumentMerger
 from sglang_afd.cli import StrictParser, build_parser, unknown_flag
 from sglang_afd.config import AfdConfig, Role
 from sglang_afd.errors import ConfigError
+from sglang_afd.fingerprint import fingerprint
+from sglang_afd.protocol.paths import STATUS_PATH
 from sglang_afd.upstream import cpu_shim
 from sglang_afd.upstream.model_check import check_model, local_model_path
 
@@ -125,6 +127,15 @@ def parse_server_args(argv: Sequence[str], config: AfdConfig) -> RoleArgs:
     if config.role is Role.ATTN:
         _fix_attention_fields(server_args)
     return RoleArgs(server_args=server_args, ep_size=raw.ep_size)
+
+
+def model_fingerprint(server_args: ServerArgs) -> str:
+    """What both roles compare in the handshake; errors as in `fingerprint`."""
+    return fingerprint(
+        server_args.model_path,
+        load_format=server_args.load_format,
+        overrides=server_args.json_model_override_args,
+    )
 
 
 def _parser() -> StrictParser:
@@ -244,7 +255,7 @@ def _fix_attention_fields(server_args: ServerArgs) -> None:
     # Shared experts stay separate modules, and top-k must come out in its standard format.
     server_args.override("sglang_afd", disable_shared_experts_fusion=True)
     # A router asks for the status twice a second.
-    quiet = [*server_args.uvicorn_access_log_exclude_prefixes, "/afd/v1/status"]
+    quiet = [*server_args.uvicorn_access_log_exclude_prefixes, STATUS_PATH]
     server_args.override("sglang_afd", uvicorn_access_log_exclude_prefixes=quiet)
     if server_args.device != "cpu":
         server_args.override("sglang_afd", moe_runner_backend="triton")

@@ -22,7 +22,7 @@ def _other_weights() -> None:
     from sglang_afd.mlp import server
 
     claimed = os.environ["TEST_CLAIMED_FINGERPRINT"]
-    server.fingerprint = lambda *args, **kwargs: claimed  # type: ignore[assignment]
+    server.model_fingerprint = lambda server_args: claimed  # type: ignore[assignment]
 
 
 def _drop_partial_sum() -> None:
