@@ -70,6 +70,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="Serve an architecture that the test-suite does not cover; compare its answers with "
         "stock SGLang before you trust them.",
     )
+    _add(
+        both,
+        "trace_file",
+        "--afd-trace",
+        "FILE",
+        "Write a timeline of this server to FILE; python -m sglang_afd.merge_traces joins those of "
+        "several servers into one for Perfetto.",
+    )
     attn = parser.add_argument_group("Attention role (--role attn)")
     _add(
         attn,
@@ -91,6 +99,14 @@ def build_parser() -> argparse.ArgumentParser:
         "--afd-attach-timeout",
         "S",
         "Longest wait in seconds for the MLP servers at start-up.",
+    )
+    _add(
+        attn,
+        "num_micro_batches",
+        "--afd-num-micro-batches",
+        "auto|1..4",
+        "Slices of each step, so that the experts of one run while another's attention does. auto "
+        "decides for each step from measured times. Default: auto.",
     )
     mlp = parser.add_argument_group("MLP role (--role mlp; --ep-size M is the number of ranks)")
     _add(
@@ -115,6 +131,12 @@ def build_parser() -> argparse.ArgumentParser:
         "ADDR",
         "Exchange address, ipc:///path or tcp://host:port (port 0 picks one). Default: ipc:// in "
         "a new directory of mode 0700.",
+    )
+    mlp.add_argument(
+        "--afd-spare",
+        dest="is_spare",
+        action="store_true",
+        help="Wait until a rank of the group of --afd-leader is missing, then take its place.",
     )
     _add(mlp, "max_peers", "--afd-max-peers", "N", "Attention servers attached at once.")
     return parser
@@ -153,7 +175,7 @@ def _add(
     group: argparse._ArgumentGroup, field: str, flag: str, metavar: str, description: str
 ) -> None:
     default = AfdConfig.__dataclass_fields__[field].default
-    shown = "" if default in ("", -1) else f" Default: {default:g}."
+    shown = "" if isinstance(default, str) or default == -1 else f" Default: {default:g}."
     group.add_argument(
         flag,
         dest=field,

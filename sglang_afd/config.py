@@ -28,6 +28,9 @@ class AfdConfig:
     ep_rank: int = -1  # mlp: this server's rank, 0 .. ep_size - 1; -1 starts every rank
     leader_url: str = ""  # mlp: http URL of rank 0; required for ranks above 0
     secret_file: str = ""  # path, mode 0600; "" allows loopback addresses only
+    num_micro_batches: str = "auto"  # attn: slices of a step, "auto" or "1" .. "4"
+    trace_file: str = ""  # path of a timeline to write; "" writes none
+    is_spare: bool = False  # mlp: wait until a rank is missing, then take its place
     max_rows: int = 2048  # rows of one exchange, 1 .. 65536; larger batches go in pieces
     max_peers: int = 64  # mlp: attention servers attached at once, 1 .. 4096
     stall_timeout_s: float = 60.0  # longest wait for one exchange, 0.1 .. below the watchdog
@@ -36,6 +39,10 @@ class AfdConfig:
     allow_untested_model: bool = False  # serve an architecture that the test-suite does not cover
 
     def __post_init__(self) -> None:
+        if self.num_micro_batches not in ("auto", "1", "2", "3", "4"):
+            raise ConfigError(
+                f"--afd-num-micro-batches {self.num_micro_batches} is neither auto nor 1 to 4"
+            )
         _check_range("--afd-max-rows", self.max_rows, 1, 65536)
         _check_range("--afd-max-peers", self.max_peers, 1, 4096)
         _check_range("--afd-stall-timeout", self.stall_timeout_s, 0.1, SGLANG_WATCHDOG_S)
@@ -90,12 +97,14 @@ _FLAGS_OF = {
         "mlp_url": "--afd-mlp",
         "stall_timeout_s": "--afd-stall-timeout",
         "attach_timeout_s": "--afd-attach-timeout",
+        "num_micro_batches": "--afd-num-micro-batches",
     },
     Role.MLP: {
         "listen": "--afd-listen",
         "ep_rank": "--afd-ep-rank",
         "leader_url": "--afd-leader",
         "max_peers": "--afd-max-peers",
+        "is_spare": "--afd-spare",
     },
 }
 

@@ -13,8 +13,10 @@ from torch import Tensor
 from sglang_afd.mlp.board import Board, Counter, State
 from sglang_afd.mlp.experts import Experts
 from sglang_afd.protocol.messages import Kind, RefusalCode
-from sglang_afd.rounds.arrival import ArrivalQueue, Member, Unit
+from sglang_afd.rounds.arrival import ArrivalQueue
+from sglang_afd.rounds.units import Member, Unit
 from sglang_afd.transport.base import (
+    Announced,
     Arrived,
     Event,
     Exchange,
@@ -53,7 +55,7 @@ class Loop:
                     self._take(event)
                 self._words[Counter.WAIT_NS] += time.monotonic_ns() - started_ns
                 self._words[Counter.REFUSED] = self._hub.num_refused
-                if (unit := self._queue.next_unit()) is not None:
+                if (unit := self._queue.next_unit(time.monotonic())) is not None:
                     self._serve(unit)
         self._words[Counter.STATE] = State.STOPPING
 
@@ -62,7 +64,9 @@ class Loop:
             case Arrived(exchange=exchange):
                 member = exchange.member
                 self._exchanges[member] = exchange
-                self._queue.arrived(member)
+                self._queue.arrived(member, time.monotonic())
+            case Announced():
+                pass
             case PeerAttached():
                 self._words[Counter.PEERS] += 1
                 self._words[Counter.ATTACHES] += 1
@@ -70,7 +74,7 @@ class Loop:
             case PeerGone():
                 self._words[Counter.PEERS] -= 1
                 self._words[Counter.LOST_PEERS] += event.reason != "detached"
-                self._queue.peer_gone(event.peer)
+                self._queue.peer_gone(event.peer, time.monotonic())
                 self._exchanges = {
                     member: exchange
                     for member, exchange in self._exchanges.items()

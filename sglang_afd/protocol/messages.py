@@ -86,9 +86,27 @@ class Dispatch(_Message, frozen=True, tag="dispatch"):
     epoch: int
     step: int
     layer_id: int
-    micro_batch_id: int  # 0 .. MAX_MICRO_BATCHES - 1
+    micro_batch_id: int  # 0 .. num_micro_batches - 1
     num_rows: int  # T, >= 1
     kind: Kind
+    num_micro_batches: int = 1  # of this step, 1 .. MAX_MICRO_BATCHES; those with rows
+
+
+class StepIntent(_Message, frozen=True, tag="step_intent"):
+    """Attention to rank 0: a hint about the next step; it may be late, lost or wrong."""
+
+    epoch: int
+    step: int
+    num_rows: int  # of all micro-batches
+    num_micro_batches: int
+    kind: Kind
+
+
+class Withdrawal(_Message, frozen=True, tag="withdrawal"):
+    """Attention to rank 0: no step is to come; the scheduler is idle."""
+
+    epoch: int
+    step: int  # the last that was announced
 
 
 class Challenge(_Message, frozen=True, tag="challenge"):
@@ -137,5 +155,5 @@ class Failed(_Message, frozen=True, tag="failed"):
     message: str
 
 
-ToMlp = Hello | Attach | Detach | Dispatch
+ToMlp = Hello | Attach | Detach | Dispatch | StepIntent | Withdrawal
 ToAttn = Challenge | Attached | Refusal | Combine | Failed

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 1  # one byte; raised when a message changes
+PROTOCOL_VERSION = 2
 MAGIC = b"AFD"  # so that a stray client is told apart from another version

@@ -1,33 +1,15 @@
-"""First come, first served: every exchange is a unit of its own."""
+"""First come, first served: every exchange is a unit of its own. The measure for `Rounds`."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
-    """One exchange that waits to be served."""
-
-    peer: bytes
-    micro_batch_id: int
-    step: int
-    layer_id: int
-    num_rows: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Unit:
-    """One expert run: the rows of all its members go through `layer_id` together."""
-
-    layer_id: int
-    members: Sequence[Member]
+from sglang_afd.rounds.units import Intent, Member, Unit
 
 
 class ArrivalQueue:
-    """Decides what to run next; the loop feeds it with events and runs what it answers."""
+    """A `UnitSource` without rounds: it waits for nobody and joins nothing."""
 
     def __init__(self) -> None:
         self._waiting: deque[Member] = deque()
@@ -35,17 +17,39 @@ class ArrivalQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def arrived(self, member: Member) -> None:
-        """The rows of `member` are here."""
-        self._waiting.append(member)
+    def peer_attached(self, peer: Hashable, now_s: float) -> None:
+        """See `UnitSource`; nothing to remember."""
 
-    def peer_gone(self, peer: bytes) -> None:
-        """Forget what `peer` sent; nobody waits for it any more."""
+    def peer_gone(self, peer: Hashable, now_s: float) -> None:
+        """See `UnitSource`."""
         self._waiting = deque(member for member in self._waiting if member.peer != peer)
 
-    def next_unit(self) -> Unit | None:
-        """What to run now, or None when nothing is waiting."""
+    def announced(self, intent: Intent, now_s: float) -> None:
+        """See `UnitSource`; nobody is waited for."""
+
+    def withdrawn(self, peer: Hashable, now_s: float) -> None:
+        """See `UnitSource`; nobody was waited for."""
+
+    def arrived(self, member: Member, now_s: float) -> None:
+        """See `UnitSource`."""
+        self._waiting.append(member)
+
+    def next_unit(self, now_s: float) -> Unit | None:
+        """See `UnitSource`."""
         if not self._waiting:
             return None
         member = self._waiting.popleft()
-        return Unit(layer_id=member.layer_id, members=(member,))
+        return Unit(
+            layer_id=member.layer_id,
+            members=(member,),
+            micro_batch_id=member.micro_batch_id,
+            is_prefill=member.is_prefill,
+            num_rows=member.num_rows,
+        )
+
+    def finished(self, unit: Unit, now_s: float) -> None:
+        """See `UnitSource`; nothing depends on it."""
+
+    def wake_at_s(self, now_s: float) -> float | None:
+        """See `UnitSource`; what has arrived can run at once."""
+        return now_s if self._waiting else None

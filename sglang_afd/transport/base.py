@@ -14,8 +14,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sglang_afd.errors import ConfigError, PeerLost
-from sglang_afd.protocol.messages import Attached, Dispatch, RefusalCode
-from sglang_afd.rounds.arrival import Member
+from sglang_afd.protocol.messages import (
+    Attached,
+    Dispatch,
+    Kind,
+    RefusalCode,
+    StepIntent,
+    Withdrawal,
+)
+from sglang_afd.rounds.units import Member
 from sglang_afd.topology import check_coverage
 
 
@@ -46,6 +53,8 @@ class Exchange:
             step=header.step,
             layer_id=header.layer_id,
             num_rows=header.num_rows,
+            num_micro_batches=header.num_micro_batches,
+            is_prefill=header.kind is Kind.PREFILL,
         )
 
 
@@ -74,7 +83,15 @@ class Arrived:
     exchange: Exchange
 
 
-Event = PeerAttached | PeerGone | Arrived
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Announced:
+    """An attached attention server announced a step, or withdrew it."""
+
+    peer: bytes
+    message: StepIntent | Withdrawal
+
+
+Event = PeerAttached | PeerGone | Arrived | Announced
 
 
 def check_group(

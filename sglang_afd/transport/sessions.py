@@ -23,8 +23,10 @@ from sglang_afd.protocol.messages import (
     Hello,
     Refusal,
     RefusalCode,
+    StepIntent,
+    Withdrawal,
 )
-from sglang_afd.transport.base import Arrived, Event, Exchange, PeerAttached, PeerGone
+from sglang_afd.transport.base import Announced, Arrived, Event, Exchange, PeerAttached, PeerGone
 from sglang_afd.transport.frames import to_frame, unpack_rows
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,9 @@ class Sessions:
                     exchange = self._check(peer, message, frames)
                     self._occupied.add((peer, message.micro_batch_id))
                     return [Arrived(exchange=exchange)], None
+                case StepIntent() | Withdrawal():
+                    self._session(peer, message.epoch)
+                    return [Announced(peer=peer, message=message)], None
                 case _:
                     assert_never(message)
         except AfdError as error:

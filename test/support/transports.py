@@ -14,9 +14,11 @@ from torch import Tensor
 
 from sglang_afd.protocol.handshake import Gate
 from sglang_afd.protocol.messages import ModelSpec, RefusalCode
-from sglang_afd.rounds.arrival import ArrivalQueue, Member
+from sglang_afd.rounds.arrival import ArrivalQueue
+from sglang_afd.rounds.units import Member
 from sglang_afd.topology import ExpertShard
 from sglang_afd.transport.base import (
+    Announced,
     Arrived,
     Event,
     Exchange,
@@ -193,7 +195,7 @@ class Rank:
                 with self._changed:
                     for event in events:
                         self._take(event)
-                    while not self._is_paused and (unit := self._queue.next_unit()) is not None:
+                    while not self._is_paused and (unit := self._queue.next_unit(time.monotonic())) is not None:
                         self._serve(self._exchanges.pop(unit.members[0]))
                     self._changed.notify_all()
         finally:
@@ -204,10 +206,10 @@ class Rank:
         match event:
             case Arrived(exchange=exchange):
                 self._exchanges[exchange.member] = exchange
-                self._queue.arrived(exchange.member)
+                self._queue.arrived(exchange.member, time.monotonic())
             case PeerGone(peer=peer):
-                self._queue.peer_gone(peer)
-            case PeerAttached():
+                self._queue.peer_gone(peer, time.monotonic())
+            case PeerAttached() | Announced():
                 pass
 
     def _serve(self, exchange: Exchange) -> None:
