@@ -105,6 +105,7 @@ class Runtime:
             micro_batch_id=micro_batch_id,
             num_rows=rows.hidden_states.shape[0],
             kind=self._kind,
+            num_micro_batches=1,
         )
         link.dispatch(header, rows)
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from sglang_afd.errors import ProtocolError
-from sglang_afd.protocol.messages import ToAttn, ToMlp
+from sglang_afd.protocol.messages import ToAttn, ToFollower, ToMlp
 from sglang_afd.protocol.version import MAGIC, PROTOCOL_VERSION
 
 MAX_CONTROL_BYTES = 64 * 1024
@@ -18,9 +18,10 @@ _T = TypeVar("_T")
 _encoder = msgspec.msgpack.Encoder()
 _to_mlp = msgspec.msgpack.Decoder(ToMlp)
 _to_attn = msgspec.msgpack.Decoder(ToAttn)
+_to_follower = msgspec.msgpack.Decoder(ToFollower)
 
 
-def encode(message: ToMlp | ToAttn) -> bytes:
+def encode(message: ToMlp | ToAttn | ToFollower) -> bytes:
     """One control frame: magic, version byte, msgpack."""
     return _PREFIX + _encoder.encode(message)
 
@@ -37,6 +38,11 @@ def decode_to_mlp(frame: bytes | memoryview) -> ToMlp:
 def decode_to_attn(frame: bytes | memoryview) -> ToAttn:
     """Decode what an MLP server sent; errors as in `decode_to_mlp`."""
     return _decode(frame, _to_attn)
+
+
+def decode_to_follower(frame: bytes | memoryview) -> ToFollower:
+    """Decode what rank 0 sent to another rank; errors as in `decode_to_mlp`."""
+    return _decode(frame, _to_follower)
 
 
 def _decode(frame: bytes | memoryview, decoder: msgspec.msgpack.Decoder[_T]) -> _T:

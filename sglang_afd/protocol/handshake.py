@@ -44,6 +44,7 @@ class Session:
 
     server_id: str
     epoch: int
+    follower_rank: int = -1  # -1 for an attention server
 
 
 class Gate:
@@ -82,9 +83,7 @@ class Gate:
         if pending is None:
             return Refusal(code=RefusalCode.PROTOCOL, message="attach without a hello before it")
         hello, nonce = pending
-        if not auth.verify(
-            attach.proof, self._secret, "attn", hello.nonce, nonce, _bound(attach.spec)
-        ):
+        if not auth.verify(attach.proof, self._secret, "attn", hello.nonce, nonce, _bound(attach)):
             return Refusal(
                 code=RefusalCode.SECRET,
                 message="the attention server's secret is not this MLP server's; "
@@ -93,14 +92,33 @@ class Gate:
         difference = compare(attach.spec, self.identity.spec)
         if difference is not None:
             return difference
+        if attach.follower_rank != -1:
+            return self._on_follower(hello.server_id, attach.follower_rank)
         if num_peers >= self._max_peers:
             return Refusal(
                 code=RefusalCode.CAPACITY,
                 message=f"this MLP server already serves {num_peers} attention servers, its limit",
             )
         epoch = attach.epoch or self._next_epoch()
+        return Session(server_id=hello.server_id, epoch=epoch), self._attached(epoch)
+
+    def forget(self, connection: bytes) -> None:
+        """Drop a half-open handshake of a connection that is gone."""
+        self._pending.pop(connection, None)
+
+    def _on_follower(self, server_id: str, rank: int) -> tuple[Session, Attached] | Refusal:
         identity = self.identity
-        return Session(server_id=hello.server_id, epoch=epoch), Attached(
+        if identity.rank != 0 or not 1 <= rank < identity.ep_size:
+            return Refusal(
+                code=RefusalCode.PROTOCOL,
+                message=f"rank {rank} cannot follow rank {identity.rank} of {identity.ep_size}; "
+                f"ranks 1 to {identity.ep_size - 1} follow rank 0",
+            )
+        return Session(server_id=server_id, epoch=0, follower_rank=rank), self._attached(0)
+
+    def _attached(self, epoch: int) -> Attached:
+        identity = self.identity
+        return Attached(
             epoch=epoch,
             rank=identity.rank,
             ep_size=identity.ep_size,
@@ -108,10 +126,6 @@ class Gate:
             stop_expert=identity.stop_expert,
             boot_id=identity.boot_id,
         )
-
-    def forget(self, connection: bytes) -> None:
-        """Drop a half-open handshake of a connection that is gone."""
-        self._pending.pop(connection, None)
 
     def _next_epoch(self) -> int:
         # NOTE: the boot id is part of it, so that a restarted leader never repeats an epoch.
@@ -121,9 +135,12 @@ class Gate:
 
 
 class Greeter:
-    """The attention side of one handshake with one MLP rank."""
+    """The side that asks in one handshake with one MLP rank: attention, or a rank that follows."""
 
-    def __init__(self, server_id: str, spec: ModelSpec, secret: bytes) -> None:
+    def __init__(
+        self, server_id: str, spec: ModelSpec, secret: bytes, *, follower_rank: int = -1
+    ) -> None:
+        self._follower_rank = follower_rank
         self._server_id = server_id
         self._spec = spec
         self._secret = secret
@@ -153,8 +170,9 @@ class Greeter:
                 "the MLP server's secret is not this attention server's; "
                 "give both the same --afd-secret-file",
             )
-        proof = auth.prove(self._secret, "attn", self._nonce, reply.nonce, _bound(self._spec))
-        return Attach(spec=self._spec, epoch=epoch, proof=proof)
+        attach = Attach(spec=self._spec, epoch=epoch, proof=b"", follower_rank=self._follower_rank)
+        proof = auth.prove(self._secret, "attn", self._nonce, reply.nonce, _bound(attach))
+        return msgspec.structs.replace(attach, proof=proof)
 
     def accepted(self, reply: object) -> Attached:
         """The final answer; errors as in `answer`."""
@@ -198,8 +216,9 @@ def compare(attn: ModelSpec, mlp: ModelSpec) -> Refusal | None:
     return None
 
 
-def _bound(spec: ModelSpec) -> bytes:
-    return hashlib.sha256(msgspec.msgpack.encode(spec)).digest()
+def _bound(attach: Attach) -> bytes:
+    bound = (attach.spec, attach.follower_rank)
+    return hashlib.sha256(msgspec.msgpack.encode(bound)).digest()
 
 
 def _one_sided_secret(attn_has_it: bool) -> str:

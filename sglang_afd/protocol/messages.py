@@ -63,11 +63,12 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class Attach(_Message, frozen=True, tag="attach"):
-    """Attention to MLP: asks for a slot table under an epoch."""
+    """Asks for a slot table under an epoch; from another MLP rank, to be told the units to run."""
 
     spec: ModelSpec
     epoch: int  # 0 asks rank 0 to open the next epoch; the other ranks are told it
     proof: bytes  # HMAC, see auth.py
+    follower_rank: int  # of the MLP rank that asks; -1 for an attention server
 
 
 class Detach(_Message, frozen=True, tag="detach"):
@@ -89,7 +90,7 @@ class Dispatch(_Message, frozen=True, tag="dispatch"):
     micro_batch_id: int  # 0 .. num_micro_batches - 1
     num_rows: int  # T, >= 1
     kind: Kind
-    num_micro_batches: int = 1  # of this step, 1 .. MAX_MICRO_BATCHES; those with rows
+    num_micro_batches: int  # of this step, 1 .. MAX_MICRO_BATCHES; those with rows
 
 
 class StepIntent(_Message, frozen=True, tag="step_intent"):
@@ -155,5 +156,23 @@ class Failed(_Message, frozen=True, tag="failed"):
     message: str
 
 
+class UnitMember(_Message, frozen=True):
+    """One exchange of a unit; the epoch of its attachment is the same on every rank."""
+
+    epoch: int
+    step: int
+    micro_batch_id: int
+    num_rows: int
+
+
+class RunUnit(_Message, frozen=True, tag="run_unit"):
+    """Rank 0 to the other ranks: the next decode unit, in the order in which all run them."""
+
+    sequence: int
+    layer_id: int
+    members: tuple[UnitMember, ...]
+
+
 ToMlp = Hello | Attach | Detach | Dispatch | StepIntent | Withdrawal
 ToAttn = Challenge | Attached | Refusal | Combine | Failed
+ToFollower = Challenge | Attached | Refusal | RunUnit

@@ -19,6 +19,7 @@ from sglang_afd.protocol.messages import (
     Dispatch,
     Kind,
     RefusalCode,
+    RunUnit,
     StepIntent,
     Withdrawal,
 )
@@ -91,7 +92,50 @@ class Announced:
     message: StepIntent | Withdrawal
 
 
-Event = PeerAttached | PeerGone | Arrived | Announced
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FollowerJoined:
+    """At rank 0: another rank is to be told the units to run."""
+
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FollowerGone:
+    """At rank 0: that rank's connection died, or another took its place."""
+
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ordered:
+    """At another rank: rank 0 said which unit comes next."""
+
+    order: RunUnit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaderLost:
+    """At another rank: rank 0 is gone, and what it ordered last may never be followed by more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaderFound:
+    """At another rank: rank 0 will say from now on which unit comes next."""
+
+
+Event = (
+    PeerAttached
+    | PeerGone
+    | Arrived
+    | Announced
+    | FollowerJoined
+    | FollowerGone
+    | Ordered
+    | LeaderLost
+    | LeaderFound
+)
 
 
 def check_group(
@@ -143,6 +187,10 @@ class Link(ABC):
         """
 
     @abstractmethod
+    def announce(self, message: StepIntent | Withdrawal) -> None:
+        """Tell rank 0 what is to come; returns at once, and is silently lost where it cannot go."""
+
+    @abstractmethod
     def mark_lost(self, reason: str) -> None:
         """Declare the group lost and wake a waiting `combine`; the first reason stands."""
 
@@ -182,6 +230,14 @@ class Hub(ABC):
     @abstractmethod
     def decline(self, exchange: Exchange, code: RefusalCode, message: str) -> None:
         """Tell the sender that this exchange has no result."""
+
+    @abstractmethod
+    def order(self, unit: RunUnit) -> None:
+        """At rank 0: tell every rank that follows what to run next."""
+
+    @abstractmethod
+    def expel(self, reason: str) -> list[Event]:
+        """Send every attention server away, to attach again; returns that they are gone."""
 
     @abstractmethod
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 import zmq
 
@@ -24,15 +25,29 @@ class BriskPoller:
         self._poller = zmq.Poller()
         for socket in sockets:
             self._poller.register(socket, zmq.POLLIN)
+        self._also: list[zmq.Socket[bytes]] = []
         self._hold_off = 0
 
-    def poll(self, timeout_s: float, *, spin_s: float) -> list[tuple[zmq.Socket[bytes], int]]:
+    def _watch(self, also: Sequence[zmq.Socket[bytes]]) -> None:
+        if also == self._also:
+            return
+        for socket in self._also:
+            self._poller.unregister(socket)
+        self._also = list(also)
+        for socket in also:
+            self._poller.register(socket, zmq.POLLIN)
+
+    def poll(
+        self, timeout_s: float, *, spin_s: float, also: Sequence[zmq.Socket[bytes]] = ()
+    ) -> list[tuple[zmq.Socket[bytes], int]]:
         """The sockets that are readable, after `timeout_s` at the latest.
 
         Args:
             timeout_s: 0 only looks.
             spin_s: How much of that may be spent awake.
+            also: Sockets that come and go.
         """
+        self._watch(also)
         waited_s = 0.0
         if self._hold_off:
             self._hold_off -= 1

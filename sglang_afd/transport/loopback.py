@@ -9,10 +9,19 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sglang_afd.errors import PeerLost, ProtocolError
+from sglang_afd.errors import ExchangeFailed, PeerLost, ProtocolError
 from sglang_afd.protocol import codec
 from sglang_afd.protocol.handshake import Gate, Greeter
-from sglang_afd.protocol.messages import Attached, Dispatch, ModelSpec, RefusalCode, ToAttn
+from sglang_afd.protocol.messages import (
+    Attached,
+    Dispatch,
+    ModelSpec,
+    RefusalCode,
+    RunUnit,
+    StepIntent,
+    ToAttn,
+    Withdrawal,
+)
 from sglang_afd.transport.base import Event, Exchange, Hub, Link, Rows, check_group
 from sglang_afd.transport.sessions import Frame, Sessions
 from sglang_afd.transport.slots import Slots
@@ -76,6 +85,18 @@ class LoopbackHub(Hub):
         """See `Hub`."""
         self._send(exchange.peer, self._sessions.failed_frames(exchange, code, message))
 
+    def order(self, unit: RunUnit) -> None:
+        """See `Hub`."""
+        for peer in self._sessions.followers:
+            self._send(peer, [codec.encode(unit)])
+
+    def expel(self, reason: str) -> list[Event]:
+        """See `Hub`."""
+        events, messages = self._sessions.expel(reason)
+        for peer, frames in messages:
+            self._send(peer, frames)
+        return events
+
     def close(self) -> None:
         """See `Hub`; attached links learn that the rank is gone."""
         with self._lock:
@@ -133,6 +154,11 @@ class LoopbackLink(Link):
         for hub in self._hubs:
             hub.deliver(self._peer, frames)
 
+    def announce(self, message: StepIntent | Withdrawal) -> None:
+        """See `Link`."""
+        if self._lost is None and self._hubs:
+            self._hubs[0].deliver(self._peer, [codec.encode(message)])
+
     def combine(self, micro_batch_id: int) -> Tensor:
         """See `Link`."""
         deadline = time.monotonic() + self._stall_timeout_s
@@ -148,6 +174,9 @@ class LoopbackLink(Link):
                 self.raise_if_lost()
             try:
                 self._slots.receive(rank, frames)
+            except ExchangeFailed as error:
+                self.mark_lost(str(error))
+                raise
             except (PeerLost, ProtocolError) as error:
                 self.mark_lost(str(error))
                 self.raise_if_lost()

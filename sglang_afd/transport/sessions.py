@@ -26,7 +26,16 @@ from sglang_afd.protocol.messages import (
     StepIntent,
     Withdrawal,
 )
-from sglang_afd.transport.base import Announced, Arrived, Event, Exchange, PeerAttached, PeerGone
+from sglang_afd.transport.base import (
+    Announced,
+    Arrived,
+    Event,
+    Exchange,
+    FollowerGone,
+    FollowerJoined,
+    PeerAttached,
+    PeerGone,
+)
 from sglang_afd.transport.frames import to_frame, unpack_rows
 
 logger = logging.getLogger(__name__)
@@ -49,13 +58,19 @@ class Sessions:
         self._dtype = WIRE_DTYPES[self._spec.dtype]
         self._layers = frozenset(self._spec.moe_layer_ids)
         self._sessions: dict[bytes, Session] = {}
+        self._followers: dict[int, bytes] = {}  # by rank
         self._occupied: set[tuple[bytes, int]] = set()  # slots whose exchange is not answered
         self.num_refused = 0  # messages declined since the start
 
     @property
     def num_peers(self) -> int:
         """Attention servers attached now."""
-        return len(self._sessions)
+        return len(self._sessions) - len(self._followers)
+
+    @property
+    def followers(self) -> list[bytes]:
+        """The ranks that follow, as connections."""
+        return list(self._followers.values())
 
     def receive(
         self, peer: bytes, frames: Sequence[Frame]
@@ -91,7 +106,19 @@ class Sessions:
         session = self._sessions.pop(peer, None)
         if session is None:
             return []
+        if session.follower_rank != -1:
+            self._followers.pop(session.follower_rank)
+            return [FollowerGone(rank=session.follower_rank)]
         return [PeerGone(peer=peer, server_id=session.server_id, reason=reason)]
+
+    def expel(self, reason: str) -> tuple[list[Event], list[tuple[bytes, list[Frame]]]]:
+        """End every attention server's session; returns that, and what to tell each."""
+        frames: list[Frame] = [
+            codec.encode(Refusal(code=RefusalCode.EPOCH, message=f"{reason}; attach again"))
+        ]
+        attached = [peer for peer in self._sessions if peer not in self._followers.values()]
+        events = [event for peer in attached for event in self.gone(peer, reason)]
+        return events, [(peer, frames) for peer in attached]
 
     def combine_frames(self, exchange: Exchange, partial: Tensor) -> list[Frame]:
         """The reply to one exchange; its slot is free again."""
@@ -134,9 +161,18 @@ class Sessions:
         if isinstance(outcome, Refusal):
             return [], self._answer(peer, outcome)
         session, attached = outcome
+        if session.follower_rank != -1:
+            return self._follow(peer, session), [codec.encode(attached)]
         self._sessions[peer] = session
         event = PeerAttached(peer=peer, server_id=session.server_id, epoch=session.epoch)
         return [event], [codec.encode(attached)]
+
+    def _follow(self, peer: bytes, session: Session) -> list[Event]:
+        before = self._followers.get(session.follower_rank)
+        events = self.gone(before, "another took its place") if before is not None else []
+        self._sessions[peer] = session
+        self._followers[session.follower_rank] = peer
+        return [*events, FollowerJoined(rank=session.follower_rank)]
 
     def _answer(self, peer: bytes, message: Challenge | Refusal) -> list[Frame]:
         if isinstance(message, Refusal):
@@ -146,7 +182,7 @@ class Sessions:
 
     def _session(self, peer: bytes, epoch: int) -> Session:
         session = self._sessions.get(peer)
-        if session is None:
+        if session is None or session.follower_rank != -1:
             raise _NotAttached("this came before the handshake; attach first")
         if epoch != session.epoch:
             raise EpochMismatch(
@@ -157,10 +193,10 @@ class Sessions:
 
     def _check(self, peer: bytes, header: Dispatch, frames: Sequence[Frame]) -> Exchange:
         self._session(peer, header.epoch)
-        if not 0 <= header.micro_batch_id < MAX_MICRO_BATCHES:
+        if not 0 <= header.micro_batch_id < header.num_micro_batches <= MAX_MICRO_BATCHES:
             raise ProtocolError(
-                f"micro-batch {header.micro_batch_id} is out of range; an attention server has "
-                f"slots 0 to {MAX_MICRO_BATCHES - 1}"
+                f"micro-batch {header.micro_batch_id} of {header.num_micro_batches} is out of "
+                f"range; an attention server has slots 0 to {MAX_MICRO_BATCHES - 1}"
             )
         if (peer, header.micro_batch_id) in self._occupied:
             raise ProtocolError(

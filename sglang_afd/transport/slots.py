@@ -8,7 +8,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from sglang_afd.errors import CapacityError, PeerLost, ProtocolError
+from sglang_afd.errors import CapacityError, ExchangeFailed, PeerLost, ProtocolError
 from sglang_afd.protocol import codec
 from sglang_afd.protocol.messages import (
     Attached,
@@ -18,6 +18,7 @@ from sglang_afd.protocol.messages import (
     Failed,
     ModelSpec,
     Refusal,
+    RefusalCode,
 )
 from sglang_afd.transport.base import Rows
 from sglang_afd.transport.frames import from_frame, pack_rows
@@ -65,15 +66,20 @@ class Slots:
         """Take one multipart message of `rank`.
 
         Raises:
-            PeerLost: The rank has no result for the exchange, or is out of step with us.
+            ExchangeFailed: The rank has no result for the exchange, nor would have the next time.
+            PeerLost: The rank does not know us under this epoch.
             ProtocolError: The message is not a reply to what is in flight.
         """
         message = codec.decode_to_attn(frames[0])
         match message:
             case Combine():
                 self._fill(rank, message, frames)
-            case Failed() | Refusal():
-                raise PeerLost(f"MLP rank {rank} declined an exchange: {message.message}")
+            case Failed():
+                raise ExchangeFailed(f"MLP rank {rank} declined an exchange: {message.message}")
+            case Refusal(code=RefusalCode.EPOCH | RefusalCode.NOT_ATTACHED):
+                raise PeerLost(f"MLP rank {rank} knows us no longer: {message.message}")
+            case Refusal():
+                raise ExchangeFailed(f"MLP rank {rank} refused an exchange: {message.message}")
             case Attached() | Challenge():
                 raise ProtocolError(f"MLP rank {rank} sent a second {type(message).__name__}")
             case _:

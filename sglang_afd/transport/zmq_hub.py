@@ -11,12 +11,14 @@ from torch import Tensor
 from zmq.utils.monitor import parse_monitor_message
 
 from sglang_afd.errors import ConfigError
+from sglang_afd.protocol import codec
 from sglang_afd.protocol.handshake import Gate
-from sglang_afd.protocol.messages import RefusalCode
+from sglang_afd.protocol.messages import RefusalCode, RunUnit
 from sglang_afd.transport.base import Event, Exchange, Hub
 from sglang_afd.transport.brisk_poller import SPIN_S, BriskPoller
 from sglang_afd.transport.connections import Connections
 from sglang_afd.transport.sessions import Frame, Sessions
+from sglang_afd.transport.zmq_follower import ZmqFollower
 from sglang_afd.transport.zmq_options import configure
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,7 @@ class ZmqHub(Hub):
     """Binds `listen` (`ipc://path`, `tcp://host:port`, port 0 picks a free one)."""
 
     def __init__(self, gate: Gate, listen: str, *, heartbeat_timeout_s: float) -> None:
+        self._follower: ZmqFollower | None = None
         _refuse_taken_path(listen)
         self._sessions = Sessions(gate)
         self._context = zmq.Context()
@@ -51,11 +54,21 @@ class ZmqHub(Hub):
         """See `Hub`."""
         return self._sessions.num_refused
 
+    def follow(self, follower: ZmqFollower) -> None:
+        """Hear what rank 0 says, too; closed with this hub."""
+        self._follower = follower
+
     def poll(self, timeout_s: float) -> list[Event]:
         """See `Hub`."""
         events, self._unreachable = self._unreachable, []
-        if not self._poller.poll(0.0 if events else timeout_s, spin_s=self._spin_s()):
+        if self._follower is not None:
+            events += self._follower.take()
+        leader = self._follower.sockets if self._follower is not None else []
+        timeout_s = 0.0 if events else timeout_s
+        if not self._poller.poll(timeout_s, spin_s=self._spin_s(), also=leader):
             return events
+        if self._follower is not None:
+            events += self._follower.take()
         self._served_at_s = time.monotonic()
         for _ in range(MAX_BURST):
             try:
@@ -76,8 +89,24 @@ class ZmqHub(Hub):
         """See `Hub`."""
         self._send(exchange.peer, self._sessions.failed_frames(exchange, code, message))
 
+    def order(self, unit: RunUnit) -> None:
+        """See `Hub`."""
+        frames: list[Frame] = [codec.encode(unit)]
+        for peer in self._sessions.followers:
+            self._send(peer, frames)
+
+    def expel(self, reason: str) -> list[Event]:
+        """See `Hub`."""
+        events, messages = self._sessions.expel(reason)
+        for peer, frames in messages:
+            self._send(peer, frames)
+        return events
+
     def close(self) -> None:
         """See `Hub`."""
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
         if not self._socket.closed:
             self._socket.disable_monitor()
             self._monitor.close(0)

@@ -5,42 +5,26 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import zmq
 from torch import Tensor
 from zmq.utils.monitor import parse_monitor_message
 
-from sglang_afd.errors import ConfigError, PeerLost, ProtocolError, Refused
+from sglang_afd.errors import ExchangeFailed, PeerLost, ProtocolError
 from sglang_afd.protocol import codec
-from sglang_afd.protocol.handshake import Greeter
-from sglang_afd.protocol.messages import (
-    Attach,
-    Attached,
-    Detach,
-    Dispatch,
-    Hello,
-    ModelSpec,
-    RefusalCode,
-    ToAttn,
-)
+from sglang_afd.protocol.messages import Attached, Detach, Dispatch, StepIntent, Withdrawal
 from sglang_afd.transport.base import Link, Rows, check_group
 from sglang_afd.transport.brisk_poller import SPIN_S, BriskPoller
 from sglang_afd.transport.slots import Slots
-from sglang_afd.transport.zmq_options import configure
+from sglang_afd.transport.zmq_handshake import GreetOptions, open_connection, shake, try_send
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LinkOptions:
+class LinkOptions(GreetOptions):
     """How an attention server attaches and how long it waits."""
 
-    server_id: str
-    spec: ModelSpec
-    secret: bytes
-    heartbeat_timeout_s: float  # silence after which a rank counts as gone
     stall_timeout_s: float  # longest wait for one exchange
-    handshake_timeout_s: float = 5.0  # for each answer of the handshake
 
 
 class ZmqLink(Link):
@@ -93,6 +77,11 @@ class ZmqLink(Link):
             except zmq.ZMQError as error:
                 self.mark_lost(f"an exchange could not be sent: {error}")
         self.raise_if_lost()
+
+    def announce(self, message: StepIntent | Withdrawal) -> None:
+        """See `Link`."""
+        if self._lost is None and not self._closed:
+            try_send(self._sockets[0], codec.encode(message))
 
     def combine(self, micro_batch_id: int) -> Tensor:
         """See `Link`."""
@@ -160,8 +149,7 @@ class ZmqLink(Link):
             socket.disable_monitor()
             if is_attached:
                 socket.setsockopt(zmq.LINGER, 200)
-                with suppress(zmq.Again):  # the rank went and nobody has noticed yet
-                    socket.send(codec.encode(Detach(epoch=self.epoch)), zmq.DONTWAIT)
+                try_send(socket, codec.encode(Detach(epoch=self.epoch)))
             socket.close()
         self._is_freed = True
 
@@ -169,46 +157,20 @@ class ZmqLink(Link):
         attached: list[Attached] = []
         for address in addresses:
             epoch = attached[0].epoch if attached else 0
-            attached.append(self._attach(address, epoch))
+            connection = open_connection(self._context, address, self._options)
+            self._sockets.append(connection.socket)
+            self._monitors.append(connection.monitor)
+            attached.append(shake(connection.socket, address, self._options, epoch=epoch))
         return check_group(attached, addresses, self._options.spec.num_experts)
-
-    def _attach(self, address: str, epoch: int) -> Attached:
-        options = self._options
-        socket = self._context.socket(zmq.DEALER)
-        configure(socket, address, options.spec, options.heartbeat_timeout_s)
-        # NOTE: a restarted server is another peer; it is met by a new handshake, not a reconnect.
-        socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        self._sockets.append(socket)
-        self._monitors.append(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
-        try:
-            socket.connect(address)
-        except zmq.ZMQError as error:
-            raise ConfigError(f"exchange address {address} is not usable: {error}") from None
-        greeter = Greeter(options.server_id, options.spec, options.secret)
-        try:
-            challenge = self._ask(socket, address, greeter.hello())
-            attach = greeter.answer(challenge, epoch=epoch)
-            return greeter.accepted(self._ask(socket, address, attach))
-        except ProtocolError as error:
-            raise Refused(RefusalCode.PROTOCOL, f"{address}: {error}") from None
-
-    def _ask(self, socket: zmq.Socket[bytes], address: str, message: Hello | Attach) -> ToAttn:
-        try:
-            socket.send(codec.encode(message), zmq.DONTWAIT)
-        except zmq.Again:  # a rank that went takes its queue along
-            raise PeerLost(f"the MLP server at {address} went away while attaching") from None
-        if not socket.poll(round(self._options.handshake_timeout_s * 1000)):
-            raise PeerLost(
-                f"no MLP server answered at {address} within "
-                f"{self._options.handshake_timeout_s:g} s"
-            )
-        return codec.decode_to_attn(socket.recv_multipart()[0])
 
     def _receive(self, socket: zmq.Socket[bytes]) -> None:
         rank = self._sockets.index(socket)
         frames = socket.recv_multipart(copy=False)
         try:
             self._slots.receive(rank, [frame.buffer for frame in frames])
+        except ExchangeFailed as error:
+            self.mark_lost(str(error))
+            raise
         except (PeerLost, ProtocolError) as error:
             self.mark_lost(str(error))
             self.raise_if_lost()

@@ -88,7 +88,10 @@ def undisturbed(fleet: Fleet) -> Iterator[None]:
         ([b"AFD\x01\xff\xff"], "control frame does not parse"),
         ([codec.encode(Challenge(nonce=b"", proof=b""))], "does not parse: Invalid value"),
         ([codec.encode(hello(server_id=""))], "1 to 64 letters"),
-        ([codec.encode(Attach(spec=SPEC, epoch=0, proof=b""))], "attach without a hello"),
+        (
+            [codec.encode(Attach(spec=SPEC, epoch=0, proof=b"", follower_rank=-1))],
+            "attach without a hello",
+        ),
     ],
 )
 def test_garbage_is_refused_and_says_why(
@@ -118,7 +121,7 @@ def test_a_hello_without_knowledge_of_a_secret_gets_no_further(
     with undisturbed(zmq_fleet):
         stranger.send(codec.encode(hello()))
         challenge = stranger.answer()
-        stranger.send(codec.encode(Attach(spec=SPEC, epoch=0, proof=b"p" * 32)))
+        stranger.send(codec.encode(Attach(spec=SPEC, epoch=0, proof=b"p" * 32, follower_rank=-1)))
         answer = stranger.answer()
 
     assert isinstance(challenge, Challenge)

@@ -85,5 +85,13 @@ def shake(
 
 def make_header(**changes: Any) -> Dispatch:
     """The header of one decode exchange of two rows."""
-    header = Dispatch(epoch=7, step=3, layer_id=1, micro_batch_id=0, num_rows=2, kind=Kind.DECODE)
+    header = Dispatch(
+        epoch=7,
+        step=3,
+        layer_id=1,
+        micro_batch_id=0,
+        num_rows=2,
+        kind=Kind.DECODE,
+        num_micro_batches=4,
+    )
     return msgspec.structs.replace(header, **changes)

@@ -36,7 +36,13 @@ def rows_to(spec: ModelSpec, expert: int, num_rows: int = 2) -> Rows:
 
 def dispatch(link: Link, rows: Rows, **changes: Any) -> None:
     """Send rows under a header of which some fields may be changed."""
-    place = {"epoch": link.epoch, "step": 1, "layer_id": 1, "micro_batch_id": 0}
+    place = {
+        "epoch": link.epoch,
+        "step": 1,
+        "layer_id": 1,
+        "micro_batch_id": 0,
+        "num_micro_batches": 4,
+    }
     num_rows = rows.hidden_states.shape[0]
     link.dispatch(Dispatch(**place | changes, num_rows=num_rows, kind=Kind.DECODE), rows)
 

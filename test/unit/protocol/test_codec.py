@@ -23,12 +23,17 @@ from sglang_afd.protocol.messages import (
     Kind,
     Refusal,
     RefusalCode,
+    RunUnit,
+    StepIntent,
     ToAttn,
+    ToFollower,
     ToMlp,
+    UnitMember,
+    Withdrawal,
 )
 from sglang_afd.protocol.version import PROTOCOL_VERSION
 
-PREFIX = b"AFD\x01"
+PREFIX = b"AFD\x02"
 PLACE = {"epoch": 7, "step": 3, "layer_id": 1, "micro_batch_id": 0}
 PLACE_BYTES = b"\xa5epoch\x07\xa4step\x03\xa8layer_id\x01\xaemicro_batch_id\x00"
 SPEC_BYTES = (
@@ -39,19 +44,39 @@ SPEC_BYTES = (
 )
 
 # NOTE: a change here is a change of the wire; raise PROTOCOL_VERSION with it.
-GOLDEN: list[tuple[ToMlp | ToAttn, bytes]] = [
+GOLDEN: list[tuple[ToMlp | ToAttn | ToFollower, bytes]] = [
     (
         Hello(server_id="attn-0", nonce=b"nnnn", has_secret=True),
         b"\x84\xa4type\xa5hello\xa9server_id\xa6attn-0\xa5nonce\xc4\x04nnnn\xaahas_secret\xc3",
     ),
     (
-        Attach(spec=SPEC, epoch=7, proof=b"pppp"),
-        b"\x84\xa4type\xa6attach\xa4spec" + SPEC_BYTES + b"\xa5epoch\x07\xa5proof\xc4\x04pppp",
+        Attach(spec=SPEC, epoch=7, proof=b"pppp", follower_rank=-1),
+        b"\x85\xa4type\xa6attach\xa4spec" + SPEC_BYTES + b"\xa5epoch\x07\xa5proof\xc4\x04pppp"
+        b"\xadfollower_rank\xff",
     ),
     (Detach(epoch=7), b"\x82\xa4type\xa6detach\xa5epoch\x07"),
     (
-        Dispatch(**PLACE, num_rows=2, kind=Kind.DECODE),
-        b"\x87\xa4type\xa8dispatch" + PLACE_BYTES + b"\xa8num_rows\x02\xa4kind\xa6decode",
+        Dispatch(**PLACE, num_rows=2, kind=Kind.DECODE, num_micro_batches=1),
+        b"\x88\xa4type\xa8dispatch" + PLACE_BYTES + b"\xa8num_rows\x02\xa4kind\xa6decode"
+        b"\xb1num_micro_batches\x01",
+    ),
+    (
+        StepIntent(epoch=7, step=4, num_rows=9, num_micro_batches=2, kind=Kind.PREFILL),
+        b"\x86\xa4type\xabstep_intent\xa5epoch\x07\xa4step\x04\xa8num_rows\x09"
+        b"\xb1num_micro_batches\x02\xa4kind\xa7prefill",
+    ),
+    (
+        Withdrawal(epoch=7, step=4),
+        b"\x83\xa4type\xaawithdrawal\xa5epoch\x07\xa4step\x04",
+    ),
+    (
+        RunUnit(
+            sequence=5,
+            layer_id=1,
+            members=(UnitMember(epoch=7, step=3, micro_batch_id=0, num_rows=2),),
+        ),
+        b"\x84\xa4type\xa8run_unit\xa8sequence\x05\xa8layer_id\x01\xa7members\x91"
+        b"\x84\xa5epoch\x07\xa4step\x03\xaemicro_batch_id\x00\xa8num_rows\x02",
     ),
     (
         Challenge(nonce=b"nnnn", proof=b"pppp"),
@@ -78,37 +103,47 @@ GOLDEN: list[tuple[ToMlp | ToAttn, bytes]] = [
 NAMES = [type(message).__name__ for message, _ in GOLDEN]
 
 
-def decoder_of(message: object) -> Callable[[bytes], ToMlp | ToAttn]:
+def decoder_of(message: object) -> Callable[[bytes], ToMlp | ToAttn | ToFollower]:
+    if isinstance(message, RunUnit):
+        return codec.decode_to_follower
     return codec.decode_to_mlp if isinstance(message, ToMlp) else codec.decode_to_attn
 
 
 def test_every_message_stands_in_the_golden_table() -> None:
-    every = {*typing.get_args(ToMlp), *typing.get_args(ToAttn)}
+    every = {kind for union in (ToMlp, ToAttn, ToFollower) for kind in typing.get_args(union)}
 
     assert {type(message) for message, _ in GOLDEN} == every
 
 
 def test_the_golden_bytes_are_those_of_this_protocol_version() -> None:
-    assert PROTOCOL_VERSION == 1
+    assert PROTOCOL_VERSION == 2
 
 
 @pytest.mark.parametrize(("message", "body"), GOLDEN, ids=NAMES)
-def test_a_message_is_written_as_its_golden_bytes(message: ToMlp | ToAttn, body: bytes) -> None:
+def test_a_message_is_written_as_its_golden_bytes(
+    message: ToMlp | ToAttn | ToFollower, body: bytes
+) -> None:
     assert codec.encode(message) == PREFIX + body
 
 
 @pytest.mark.parametrize(("message", "body"), GOLDEN, ids=NAMES)
-def test_golden_bytes_are_read_as_their_message(message: ToMlp | ToAttn, body: bytes) -> None:
+def test_golden_bytes_are_read_as_their_message(
+    message: ToMlp | ToAttn | ToFollower, body: bytes
+) -> None:
     assert decoder_of(message)(PREFIX + body) == message
 
 
 @pytest.mark.parametrize(("message", "body"), GOLDEN, ids=NAMES)
-def test_a_message_is_read_from_a_view_as_from_bytes(message: ToMlp | ToAttn, body: bytes) -> None:
+def test_a_message_is_read_from_a_view_as_from_bytes(
+    message: ToMlp | ToAttn | ToFollower, body: bytes
+) -> None:
     assert decoder_of(message)(memoryview(PREFIX + body)) == message
 
 
 @pytest.mark.parametrize(("message", "body"), GOLDEN, ids=NAMES)
-def test_a_message_of_the_other_direction_is_refused(message: ToMlp | ToAttn, body: bytes) -> None:
+def test_a_message_of_the_other_direction_is_refused(
+    message: ToMlp | ToAttn | ToFollower, body: bytes
+) -> None:
     decode = codec.decode_to_attn if isinstance(message, ToMlp) else codec.decode_to_mlp
 
     with pytest.raises(ProtocolError, match="does not parse: Invalid value"):
@@ -116,7 +151,7 @@ def test_a_message_of_the_other_direction_is_refused(message: ToMlp | ToAttn, bo
 
 
 @pytest.mark.parametrize(("message", "body"), GOLDEN, ids=NAMES)
-def test_every_truncation_is_refused(message: ToMlp | ToAttn, body: bytes) -> None:
+def test_every_truncation_is_refused(message: ToMlp | ToAttn | ToFollower, body: bytes) -> None:
     frame = PREFIX + body
 
     for length in range(len(frame)):
@@ -125,13 +160,15 @@ def test_every_truncation_is_refused(message: ToMlp | ToAttn, body: bytes) -> No
 
 
 @pytest.mark.parametrize(("message", "body"), GOLDEN, ids=NAMES)
-def test_bytes_after_a_message_are_refused(message: ToMlp | ToAttn, body: bytes) -> None:
+def test_bytes_after_a_message_are_refused(
+    message: ToMlp | ToAttn | ToFollower, body: bytes
+) -> None:
     with pytest.raises(ProtocolError, match="trailing"):
         decoder_of(message)(PREFIX + body + b"\x00")
 
 
 @pytest.mark.parametrize(("message", "body"), GOLDEN, ids=NAMES)
-def test_an_unknown_field_is_refused(message: ToMlp | ToAttn, body: bytes) -> None:
+def test_an_unknown_field_is_refused(message: ToMlp | ToAttn | ToFollower, body: bytes) -> None:
     fields = msgspec.msgpack.decode(body) | {"more": 1}
 
     with pytest.raises(ProtocolError, match="unknown field `more`"):
@@ -139,7 +176,7 @@ def test_an_unknown_field_is_refused(message: ToMlp | ToAttn, body: bytes) -> No
 
 
 @pytest.mark.parametrize(("message", "body"), GOLDEN, ids=NAMES)
-def test_every_missing_field_is_refused(message: ToMlp | ToAttn, body: bytes) -> None:
+def test_every_missing_field_is_refused(message: ToMlp | ToAttn | ToFollower, body: bytes) -> None:
     fields = msgspec.msgpack.decode(body)
 
     for name in fields:

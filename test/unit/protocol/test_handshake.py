@@ -75,7 +75,10 @@ def test_an_attention_server_with_another_secret_is_found_out_by_its_attach() ->
     challenge = challenged(gate, greeter)
     nonce = greeter.hello().nonce
     forged = Attach(
-        spec=SPEC, epoch=0, proof=auth.prove(OTHER_SECRET, "attn", nonce, challenge.nonce)
+        spec=SPEC,
+        epoch=0,
+        proof=auth.prove(OTHER_SECRET, "attn", nonce, challenge.nonce),
+        follower_rank=-1,
     )
 
     refusal = gate.on_attach(b"connection", forged, num_peers=0)
@@ -161,7 +164,7 @@ def test_a_spec_that_was_changed_on_the_way_is_refused() -> None:
 
 
 def test_an_attach_without_a_hello_is_refused() -> None:
-    attach = Attach(spec=SPEC, epoch=0, proof=b"p" * 32)
+    attach = Attach(spec=SPEC, epoch=0, proof=b"p" * 32, follower_rank=-1)
 
     outcome = make_gate().on_attach(b"connection", attach, num_peers=0)
 
