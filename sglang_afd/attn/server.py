@@ -12,6 +12,7 @@ from sglang_afd.attn.status import StatusBoard
 from sglang_afd.attn.warm_up import warm_up
 from sglang_afd.config import AfdConfig
 from sglang_afd.protocol import auth
+from sglang_afd.trace import file as trace_file
 from sglang_afd.upstream import http_server
 from sglang_afd.upstream.server_args import ServerArgs
 
@@ -20,6 +21,8 @@ def serve(config: AfdConfig, server_args: ServerArgs) -> int:
     """Serve until SGLang's server ends; returns the exit code."""
     secret = auth.load_secret(config.secret_file)
     auth.require_secret_beyond_loopback(config.mlp_url, secret, "--afd-mlp")
+    if config.trace_file:
+        trace_file.check(trace_file.place_of(config.trace_file, f"attn-{server_args.port}"))
     board = StatusBoard()
     is_warm, is_stopping = threading.Event(), threading.Event()
     http_server.add_outermost_middleware(

@@ -15,6 +15,7 @@ from sglang_afd.errors import AfdError, ConfigError
 from sglang_afd.mlp import server
 from sglang_afd.process import die_with_parent
 from sglang_afd.topology import ExpertShard
+from sglang_afd.trace.file import place_of_rank
 from sglang_afd.upstream.model_check import num_experts_of
 from sglang_afd.upstream.server_args import ServerArgs
 
@@ -36,7 +37,7 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int, argv: Seq
             "--afd-listen with several ranks in one command would give them one address; "
             "leave it out, or start each rank with its own --afd-ep-rank and --afd-listen"
         )
-    return _Ranks(server_args, ep_size, argv).run()
+    return _Ranks(server_args, ep_size, argv, config.trace_file).run()
 
 
 def leader_url(host: str, port: int) -> str:
@@ -48,13 +49,16 @@ def leader_url(host: str, port: int) -> str:
 class _Ranks:
     """The children, one for each rank; the first that ends takes the others along."""
 
-    def __init__(self, server_args: ServerArgs, ep_size: int, argv: Sequence[str]) -> None:
+    def __init__(
+        self, server_args: ServerArgs, ep_size: int, argv: Sequence[str], trace_file: str
+    ) -> None:
         leader = leader_url(server_args.host, server_args.port)
         self._commands = [
             [
                 *(sys.executable, "-m", "sglang_afd.launch_server", *argv),
                 *("--port", str(server_args.port + rank), "--afd-ep-rank", str(rank)),
                 *(("--afd-leader", leader) if rank else ()),
+                *(("--afd-trace", place_of_rank(trace_file, rank)) if trace_file else ()),
             ]
             for rank in range(ep_size)
         ]

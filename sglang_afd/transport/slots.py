@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -30,6 +31,7 @@ class _InFlight:
     header: Dispatch
     frames: list[Frame]  # kept until every rank has replied
     partials: dict[int, Tensor] = field(default_factory=dict)  # by rank
+    received_ns: dict[int, int] = field(default_factory=dict)  # by rank, time.monotonic_ns()
 
 
 class Slots:
@@ -40,6 +42,7 @@ class Slots:
         self._dtype = WIRE_DTYPES[spec.dtype]
         self._num_ranks = num_ranks
         self._in_flight: dict[int, _InFlight] = {}
+        self.received_ns: dict[int, int] = {}  # of what was taken last, by rank
 
     def put(self, header: Dispatch, rows: Rows) -> list[Frame]:
         """Occupy the slot of `header.micro_batch_id`; returns the frames for every rank."""
@@ -96,7 +99,8 @@ class Slots:
 
     def take(self, micro_batch_id: int) -> Tensor:
         """Free the slot and add the partial sums in rank order, in float32 beyond one rank."""
-        partials = self._in_flight.pop(micro_batch_id).partials
+        taken = self._in_flight.pop(micro_batch_id)
+        partials, self.received_ns = taken.partials, taken.received_ns
         first = partials[0]
         if self._num_ranks == 1:
             return first
@@ -117,6 +121,7 @@ class Slots:
             raise ProtocolError(f"MLP rank {rank} sent a second or broken reply to {wanted}")
         shape = (combine.num_rows, self._spec.hidden_size)
         pending.partials[rank] = from_frame(frames[1], shape, self._dtype, "partial sum")
+        pending.received_ns[rank] = time.monotonic_ns()
 
 
 def _address(message: Dispatch | Combine) -> tuple[int, int, int, int, int]:

@@ -99,6 +99,11 @@ class ZmqLink(Link):
                 self._receive(socket)
         return self._slots.take(micro_batch_id)
 
+    @property
+    def received_ns(self) -> dict[int, int]:
+        """When the reply of each rank to the exchange combined last was read, by rank."""
+        return self._slots.received_ns
+
     def mark_lost(self, reason: str) -> None:
         """See `Link`; callable from any thread."""
         with self._lost_lock:
