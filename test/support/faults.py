@@ -13,6 +13,7 @@ def plant(name: str) -> None:
         "drop_partial_sum": _drop_partial_sum,
         "perturb_topk_weight": _perturb_topk_weight,
         "slow_experts": _slow_experts,
+        "mix_up_replies": _mix_up_replies,
         "hook_fails": _hook_fails,
     }[name]()
 
@@ -50,6 +51,22 @@ def _perturb_topk_weight() -> None:
         return run(self, layer_id, rows)
 
     Experts.run = run_perturbed  # type: ignore[method-assign]
+
+
+def _mix_up_replies() -> None:
+    """Peers get each other's partial sums, where layer and number of rows are the same."""
+    from sglang_afd.transport.zmq_hub import ZmqHub
+
+    reply = ZmqHub.reply
+    latest: dict[Any, tuple[bytes, Any]] = {}
+
+    def reply_mixed_up(self: ZmqHub, exchange: Any, partial: Any) -> None:
+        place = (exchange.header.layer_id, partial.shape)
+        peer, other = latest.get(place, (exchange.peer, partial))
+        latest[place] = (exchange.peer, partial.clone())
+        reply(self, exchange, partial if peer == exchange.peer else other)
+
+    ZmqHub.reply = reply_mixed_up  # type: ignore[method-assign]
 
 
 def _slow_experts() -> None:

@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import sys
+import traceback
 from typing import Any
 
 # NOTE: must precede every import of SGLang.
@@ -54,6 +55,8 @@ def _become_server(command: dict[str, Any]) -> None:
         code = _run(command["kind"], command["argv"], command.get("plant"))
     except SystemExit as exit_request:
         code = exit_request.code if isinstance(exit_request.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -67,6 +70,10 @@ def _run(kind: str, argv: list[str], plant: str | None) -> int:
 
         run_server(prepare_server_args(argv))
         return 0
+    if kind == "replay":
+        import replay_peer
+
+        return replay_peer.main(argv)
     from sglang_afd import launch_server
 
     if plant is not None:
