@@ -6,7 +6,9 @@ AfdError
     ProtocolError       a peer sent something that this side does not understand
         EpochMismatch   a message of another generation of the peer set
     Refused             a peer declined to attach and said why
-    PeerLost            a peer died, stalled past the deadline, or was never there
+    PeerLost            a peer died, or was never there; whoever has its rows may send them again
+        ExchangeFailed  the experts raised on these rows; sending them again would not help
+        StallTimeout    no peer came back before the deadline; the step is given up
     CapacityError       more rows than a slot holds
 """
 
@@ -48,6 +50,14 @@ class Refused(AfdError):
 
 class PeerLost(AfdError):
     """A peer is gone, or did not answer before the stall deadline."""
+
+
+class ExchangeFailed(PeerLost):
+    """The MLP servers have no result for these rows, and would have none the next time."""
+
+
+class StallTimeout(PeerLost):
+    """A step waited for MLP servers until its deadline."""
 
 
 class CapacityError(AfdError):

@@ -14,7 +14,7 @@ from torch import Tensor
 from traffic import SEED, dispatch, exchange, rows_to
 from transports import PATIENCE_S, Fleet, ReferenceExperts
 
-from sglang_afd.errors import PeerLost
+from sglang_afd.errors import ExchangeFailed, PeerLost
 from sglang_afd.protocol import codec
 from sglang_afd.protocol.messages import Hello
 from sglang_afd.transport.base import Arrived, Link, PeerAttached, PeerGone, Rows
@@ -169,7 +169,7 @@ def test_an_exchange_whose_experts_fail_loses_the_group_but_not_the_rank(fleet: 
     fleet.start(SPEC, run)
     unlucky, lucky = fleet.attach(SPEC), fleet.attach(SPEC)
 
-    with pytest.raises(PeerLost, match="MLP rank 0 declined an exchange: expert 5 is broken"):
+    with pytest.raises(ExchangeFailed, match="MLP rank 0 declined an exchange: expert 5 is broken"):
         exchange(unlucky, rows_to(SPEC, 5))
 
     works(lucky)

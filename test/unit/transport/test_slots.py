@@ -7,7 +7,7 @@ import torch
 from peers import make_header, make_spec
 from torch import Tensor
 
-from sglang_afd.errors import CapacityError, PeerLost, ProtocolError
+from sglang_afd.errors import CapacityError, ExchangeFailed, PeerLost, ProtocolError
 from sglang_afd.protocol import codec
 from sglang_afd.protocol.messages import (
     Attached,
@@ -177,15 +177,24 @@ def test_a_reply_of_another_shape_is_refused_with_both_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "told"),
     [
-        Failed(**PLACE, code=RefusalCode.EXPERT, message="the experts failed: no"),
-        Refusal(code=RefusalCode.EPOCH, message="the experts failed: no"),
+        (Failed(**PLACE, code=RefusalCode.EXPERT, message="no"), "declined an exchange: no"),
+        (Refusal(code=RefusalCode.CAPACITY, message="no"), "refused an exchange: no"),
+        (Refusal(code=RefusalCode.PROTOCOL, message="no"), "refused an exchange: no"),
     ],
 )
-def test_a_failed_exchange_loses_the_group_and_tells_why(answer: ToAttn) -> None:
-    with pytest.raises(PeerLost, match=r"MLP rank 1 declined an exchange: the experts failed: no"):
+def test_what_would_fail_again_is_told_apart_from_a_lost_rank(answer: ToAttn, told: str) -> None:
+    with pytest.raises(ExchangeFailed, match=f"MLP rank 1 {told}"):
         occupied().receive(1, [codec.encode(answer)])
+
+
+@pytest.mark.parametrize("code", [RefusalCode.EPOCH, RefusalCode.NOT_ATTACHED])
+def test_a_rank_that_knows_us_no_longer_is_lost_and_nothing_failed(code: RefusalCode) -> None:
+    with pytest.raises(PeerLost, match="MLP rank 1 knows us no longer: no") as caught:
+        occupied().receive(1, [codec.encode(Refusal(code=code, message="no"))])
+
+    assert not isinstance(caught.value, ExchangeFailed)
 
 
 @pytest.mark.parametrize(
