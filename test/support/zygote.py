@@ -55,7 +55,7 @@ def _become_server(command: dict[str, Any]) -> None:
         code = _run(command["kind"], command["argv"], command.get("plant"))
     except SystemExit as exit_request:
         code = exit_request.code if isinstance(exit_request.code, int) else 1
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the process ends here; its log shall say why
         traceback.print_exc()
     finally:
         sys.stdout.flush()
