@@ -1,0 +1,55 @@
+"""Puts a sleep in front of every exchange and of every expert run of this process.
+
+The attention part of a layer ends where its rows are sent, so that is where its delay goes: into
+the thread, and with several micro-batches into the greenlet, that computes the attention.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from overlap.delays import ENV, DelayFile, Word
+from sglang_afd.mlp.experts import Experts
+from sglang_afd.protocol.messages import Dispatch, Kind
+from sglang_afd.transport.zmq_link import ZmqLink
+
+
+class _Delays:
+    """The file of this process, opened at the first call: it is forked after planting."""
+
+    def __init__(self) -> None:
+        self._file: DelayFile | None = None
+        self._last_step = -1
+
+    def file(self) -> DelayFile:
+        if self._file is None:
+            self._file = DelayFile(Path(os.environ[ENV]))
+        return self._file
+
+    def before_exchange(self, header: Dispatch) -> None:
+        file = self.file()
+        if header.kind is Kind.DECODE:
+            file.add(Word.DECODE_STEPS, header.step != self._last_step)
+            file.add(Word.DECODE_CALLS, 1)
+            file.add(Word.DECODE_ROWS, header.num_rows)
+        self._last_step = header.step
+        file.sleep(header.num_rows)
+
+
+def plant() -> None:
+    """Patch both roles; which one a process takes is decided later."""
+    delays = _Delays()
+    dispatch, run = ZmqLink.dispatch, Experts.run
+
+    def dispatch_late(self: ZmqLink, header: Dispatch, rows: Any) -> None:
+        delays.before_exchange(header)
+        dispatch(self, header, rows)
+
+    def run_late(self: Experts, layer_id: int, rows: Any) -> Any:
+        delays.file().sleep(rows.hidden_states.shape[0])
+        return run(self, layer_id, rows)
+
+    ZmqLink.dispatch = dispatch_late  # type: ignore[method-assign]
+    Experts.run = run_late  # type: ignore[method-assign]
