@@ -27,6 +27,9 @@ class Counter(IntEnum):
     ATTACHES = auto()
     LOST_PEERS = auto()
     RUNS = auto()  # expert runs
+    DECODE_RUNS = auto()
+    DECODE_RUN_PEERS = auto()  # peers of all decode runs
+    PREFILL_PIECES = auto()
     ROWS = auto()  # rows of all runs
     DECODE_ROWS = auto()
     PREFILL_ROWS = auto()

@@ -1,26 +1,30 @@
-"""The MLP role's main loop: take what arrived, ask the queue what to run, run it, reply."""
+"""The MLP role's main loop: take what arrived, ask the rounds what to run, run it, reply."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import torch
 from torch import Tensor
 
 from sglang_afd.mlp.board import Board, Counter, State
-from sglang_afd.mlp.experts import Experts
-from sglang_afd.protocol.messages import Kind, RefusalCode
-from sglang_afd.rounds.arrival import ArrivalQueue
-from sglang_afd.rounds.units import Member, Unit
+from sglang_afd.mlp.rank_order import RankOrder
+from sglang_afd.protocol.messages import Kind, RefusalCode, StepIntent
+from sglang_afd.rounds.units import Intent, Member, Unit
 from sglang_afd.transport.base import (
     Announced,
     Arrived,
     Event,
     Exchange,
+    FollowerGone,
+    FollowerJoined,
     Hub,
+    LeaderFound,
+    LeaderLost,
+    Ordered,
     PeerAttached,
     PeerGone,
     Rows,
@@ -31,96 +35,193 @@ logger = logging.getLogger(__name__)
 IDLE_TURN_S = 0.2  # the loop turns at least this often, which /health watches
 
 
+class RunsExperts(Protocol):
+    """What the loop needs of `Experts`."""
+
+    def run(self, layer_id: int, rows: Rows) -> Tensor:
+        """This rank's share of one layer's expert sum, [T, H]."""
+
+    def count_rows(self, rows: Rows) -> Tensor:
+        """Choices of each of this rank's experts: [num_local] int64."""
+
+
 class Loop:
     """Serves one rank until `should_stop` says so."""
 
     def __init__(
-        self, hub: Hub, experts: Experts, board: Board, should_stop: Callable[[], bool]
+        self,
+        hub: Hub,
+        experts: RunsExperts,
+        board: Board,
+        order: RankOrder,
+        should_stop: Callable[[], bool],
     ) -> None:
         self._hub = hub
         self._experts = experts
+        self._board = board
         self._words = board.words
+        self._order = order
         self._should_stop = should_stop
-        self._queue = ArrivalQueue()
         self._exchanges: dict[Member, Exchange] = {}
+        self._partials: dict[Member, list[Tensor]] = {}  # of exchanges that run in pieces
 
     def run(self) -> None:
         """Turn until told to stop; a turn takes what has arrived and runs at most one unit."""
         self._words[Counter.STATE] = State.SERVING
+        timeout_s = 0.0
         with torch.inference_mode():
             while not self._should_stop():
                 started_ns = time.monotonic_ns()
                 self._words[Counter.TURNED_AT_NS] = started_ns
-                for event in self._hub.poll(0.0 if self._queue else IDLE_TURN_S):
+                for event in self._hub.poll(timeout_s):
                     self._take(event)
                 self._words[Counter.WAIT_NS] += time.monotonic_ns() - started_ns
                 self._words[Counter.REFUSED] = self._hub.num_refused
-                if (unit := self._queue.next_unit(time.monotonic())) is not None:
+                unit = self._order.next_unit(time.monotonic())
+                if unit is not None:
                     self._serve(unit)
+                    self._order.finished(unit, time.monotonic())
+                timeout_s = self._may_sleep_s() if unit is None else 0.0
         self._words[Counter.STATE] = State.STOPPING
 
+    def _may_sleep_s(self) -> float:
+        now_s = time.monotonic()
+        wake_at_s = self._order.wake_at_s(now_s)
+        return IDLE_TURN_S if wake_at_s is None else min(IDLE_TURN_S, max(0.0, wake_at_s - now_s))
+
     def _take(self, event: Event) -> None:
+        now_s = time.monotonic()
         match event:
             case Arrived(exchange=exchange):
                 member = exchange.member
                 self._exchanges[member] = exchange
-                self._queue.arrived(member, time.monotonic())
-            case Announced():
-                pass
+                self._order.arrived(member, now_s)
+            case Announced(peer=peer, message=StepIntent() as intent):
+                self._order.announced(_intent(peer, intent), now_s)
+            case Announced(peer=peer):
+                self._order.withdrawn(peer, now_s)
             case PeerAttached():
-                self._words[Counter.PEERS] += 1
-                self._words[Counter.ATTACHES] += 1
-                logger.info("attached %s, epoch %d", event.server_id, event.epoch)
+                self._meet(event, now_s)
             case PeerGone():
-                self._words[Counter.PEERS] -= 1
-                self._words[Counter.LOST_PEERS] += event.reason != "detached"
-                self._queue.peer_gone(event.peer, time.monotonic())
-                self._exchanges = {
-                    member: exchange
-                    for member, exchange in self._exchanges.items()
-                    if member.peer != event.peer
-                }
-                logger.info("%s is gone: %s", event.server_id, event.reason)
+                self._forget(event, now_s)
+            case FollowerJoined(rank=rank):
+                self._order.follower_joined(rank)
+                logger.info("rank %d follows", rank)
+            case FollowerGone(rank=rank):
+                self._lose_follower(rank)
+            case Ordered() | LeaderLost() | LeaderFound():
+                self._hear(event, now_s)
             case _:
                 assert_never(event)
-        self._words[Counter.WAITING] = len(self._queue)
+        self._words[Counter.WAITING] = len(self._exchanges)
+
+    def _hear(self, event: Ordered | LeaderLost | LeaderFound, now_s: float) -> None:
+        """What rank 0 says to another rank."""
+
+    def _meet(self, event: PeerAttached, now_s: float) -> None:
+        self._words[Counter.PEERS] += 1
+        self._words[Counter.ATTACHES] += 1
+        self._order.peer_attached(event.peer, event.epoch, now_s)
+        logger.info("attached %s, epoch %d", event.server_id, event.epoch)
+
+    def _forget(self, event: PeerGone, now_s: float) -> None:
+        self._words[Counter.PEERS] -= 1
+        self._words[Counter.LOST_PEERS] += event.reason != "detached"
+        self._order.peer_gone(event.peer, now_s)
+        for member in [member for member in self._exchanges if member.peer == event.peer]:
+            del self._exchanges[member]
+            self._partials.pop(member, None)
+        logger.info("%s is gone: %s", event.server_id, event.reason)
+
+    def _lose_follower(self, rank: int) -> None:
+        # What it had run of the orders is not known; attached anew, everything pending comes again.
+        self._order.follower_gone(rank)
+        logger.warning("rank %d follows no longer; attention servers attach again", rank)
+        for event in self._hub.expel(f"MLP rank {rank} went away"):
+            self._take(event)
 
     def _serve(self, unit: Unit) -> None:
-        exchanges = [self._exchanges.pop(member) for member in unit.members]
-        rows = _together([exchange.rows for exchange in exchanges])
+        members = [member for member in unit.members if member in self._exchanges]
+        exchanges = [self._exchanges[member] for member in members]
+        if not exchanges:
+            return
+        rows = _together([_piece(exchange.rows, unit) for exchange in exchanges])
         started_ns = time.monotonic_ns()
         try:
             partial = self._experts.run(unit.layer_id, rows)
         except (RuntimeError, ValueError, IndexError) as error:
-            self._decline(exchanges, error)
+            self._decline(members, error)
             return
         ran_ns = time.monotonic_ns()
-        start = 0
-        for exchange in exchanges:
-            stop = start + exchange.header.num_rows
-            self._hub.reply(exchange, partial[start:stop])
-            start = stop
-        self._count(exchanges, rows, started_ns, ran_ns)
+        if unit.is_prefill:
+            self._reply_prefill(members[0], unit, partial)
+        else:
+            self._reply(members, partial)
+        self._count(unit, exchanges, rows, started_ns, ran_ns)
 
-    def _decline(self, exchanges: list[Exchange], error: Exception) -> None:
+    def _reply(self, members: list[Member], partial: Tensor) -> None:
+        start = 0
+        for member in members:
+            stop = start + member.num_rows
+            self._hub.reply(self._exchanges.pop(member), partial[start:stop])
+            start = stop
+
+    def _reply_prefill(self, member: Member, unit: Unit, partial: Tensor) -> None:
+        pieces = self._partials.setdefault(member, [])
+        pieces.append(partial)
+        if unit.is_last_piece:
+            del self._partials[member]
+            whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            self._hub.reply(self._exchanges.pop(member), whole)
+
+    def _decline(self, members: list[Member], error: Exception) -> None:
         logger.exception("the experts could not run")
-        for exchange in exchanges:
+        for member in members:
             self._words[Counter.FAILED] += 1
+            self._partials.pop(member, None)
+            exchange = self._exchanges.pop(member)
             self._hub.decline(exchange, RefusalCode.EXPERT, f"the experts failed: {error}")
 
-    def _count(self, exchanges: list[Exchange], rows: Rows, started_ns: int, ran_ns: int) -> None:
+    def _count(
+        self, unit: Unit, exchanges: list[Exchange], rows: Rows, started_ns: int, ran_ns: int
+    ) -> None:
         words = self._words
+        num_rows = rows.hidden_states.shape[0]
         words[Counter.RUN_NS] += ran_ns - started_ns
         words[Counter.REPLY_NS] += time.monotonic_ns() - ran_ns
         words[Counter.RUNS] += 1
-        words[Counter.EXCHANGES] += len(exchanges)
-        words[Counter.WAITING] = len(self._queue)
-        for exchange in exchanges:
-            num_rows = exchange.header.num_rows
-            is_decode = exchange.header.kind is Kind.DECODE
-            words[Counter.ROWS] += num_rows
-            words[Counter.DECODE_ROWS if is_decode else Counter.PREFILL_ROWS] += num_rows
+        words[Counter.ROWS] += num_rows
+        words[Counter.EXCHANGES] += len(exchanges) if unit.is_last_piece else 0
+        words[Counter.WAITING] = len(self._exchanges)
+        if unit.is_prefill:
+            words[Counter.PREFILL_ROWS] += num_rows
+            words[Counter.PREFILL_PIECES] += 1
+        else:
+            words[Counter.DECODE_ROWS] += num_rows
+            words[Counter.DECODE_RUNS] += 1
+            words[Counter.DECODE_RUN_PEERS] += len({exchange.peer for exchange in exchanges})
         words[len(Counter) :] += self._experts.count_rows(rows).numpy()
+
+
+def _intent(peer: bytes, message: StepIntent) -> Intent:
+    return Intent(
+        peer=peer,
+        step=message.step,
+        num_rows=message.num_rows,
+        num_micro_batches=message.num_micro_batches,
+        is_prefill=message.kind is Kind.PREFILL,
+    )
+
+
+def _piece(rows: Rows, unit: Unit) -> Rows:
+    if not unit.is_prefill or unit.num_rows == rows.hidden_states.shape[0]:
+        return rows
+    piece = slice(unit.first_row, unit.first_row + unit.num_rows)
+    return Rows(
+        hidden_states=rows.hidden_states[piece],
+        topk_ids=rows.topk_ids[piece],
+        topk_weights=rows.topk_weights[piece],
+    )
 
 
 def _together(all_rows: list[Rows]) -> Rows:

@@ -1,30 +1,36 @@
-"""Start one MLP rank: load its experts, open the exchange, serve HTTP beside it."""
+"""Start one MLP rank, or a spare of one: HTTP first, then the experts, then the exchange."""
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import secrets
 import signal
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from sglang_afd import __version__
 from sglang_afd.config import AfdConfig
-from sglang_afd.errors import AfdError, ConfigError
+from sglang_afd.errors import ConfigError
 from sglang_afd.mlp import http
 from sglang_afd.mlp.board import Board
 from sglang_afd.mlp.experts import Experts
 from sglang_afd.mlp.group import MemberReport
+from sglang_afd.mlp.http_process import HttpProcess
 from sglang_afd.mlp.loop import Loop
+from sglang_afd.mlp.place import NO_RANK
 from sglang_afd.mlp.private_address import private_ipc_address
+from sglang_afd.mlp.rank_order import make_rank_order
 from sglang_afd.protocol import auth
 from sglang_afd.protocol.handshake import Gate, MlpIdentity
 from sglang_afd.protocol.messages import ModelSpec
+from sglang_afd.topology import ExpertShard
 from sglang_afd.transport.zmq_hub import ZmqHub
+from sglang_afd.upstream.model_check import num_experts_of
 from sglang_afd.upstream.server_args import ServerArgs, model_fingerprint
 from sglang_afd.upstream.versions import check_version
 
@@ -34,43 +40,47 @@ CHILD_CHECK_S = 1.0
 
 
 def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
-    """Serve one rank until SIGTERM or SIGINT; returns the exit code."""
+    """Serve one rank, or wait as a spare for one, until SIGTERM or SIGINT; returns the exit code."""
     secret = auth.load_secret(config.secret_file)
     listen = config.listen or private_ipc_address()
     auth.require_secret_beyond_loopback(listen, secret, "--afd-listen")
-    if config.leader_url:
-        auth.require_secret_beyond_loopback(config.leader_url, secret, "--afd-leader")
+    for url in config.leader_urls:
+        auth.require_secret_beyond_loopback(url, secret, "--afd-leader")
     listener = _bind(server_args.host, server_args.port)
     stop = _StopFlag()
-    rank = max(config.ep_rank, 0)
-    started_s = time.monotonic()
     print_of_model = model_fingerprint(server_args)  # before the load, since it finds broken shards
-    experts = Experts(server_args, rank=rank, ep_size=ep_size)
-    identity = _identity(config, print_of_model, experts)
-    hub = ZmqHub(
-        Gate(identity, secret, max_peers=config.max_peers),
-        listen,
-        heartbeat_timeout_s=config.heartbeat_timeout_s,
+    report = MemberReport(
+        rank=NO_RANK if config.is_spare else config.ep_rank,
+        ep_size=ep_size,
+        boot_id=secrets.token_hex(8),
+        fingerprint=print_of_model,
+        exchange_address="",
+        sent_at_s=0.0,
     )
-    board = Board(experts.shard.num_local)
     options = http.HttpOptions(
-        info=_info(server_args, identity, experts, hub.address),
-        report=MemberReport(
-            rank=rank,
-            ep_size=ep_size,
-            boot_id=identity.boot_id,
-            fingerprint=identity.spec.fingerprint,
-            exchange_address=hub.address,
-            sent_at_s=0.0,
-        ),
-        leader_url=config.leader_url,
+        info=_early_info(config, server_args, report),
+        report=report,
+        leader_urls=config.leader_urls,
         secret=secret,
     )
-    child = multiprocessing.get_context("spawn").Process(
-        target=http.serve, args=(listener, board, options), name="mlp-http", daemon=True
-    )
-    child.start()
-    listener.close()
+    board = Board(_num_local(server_args, ep_size))
+    http_process = HttpProcess(listener, board, options)
+    stop.watch(http_process)
+    rank = http_process.wait_for_rank(stop) if options.asks_first else report.rank
+    if rank is None:
+        http_process.stop()
+        return 0
+    started_s = time.monotonic()
+    with stop.at_once():
+        experts = Experts(server_args, rank=rank, ep_size=ep_size)
+        _check_size(experts, board)
+        identity = _identity(config, report, experts)
+        hub = ZmqHub(
+            Gate(identity, secret, max_peers=config.max_peers),
+            listen,
+            heartbeat_timeout_s=config.heartbeat_timeout_s,
+        )
+    http_process.serve(options.info | _info(identity, experts, hub.address), hub.address)
     logger.info(
         "MLP rank %d of %d serves experts %d to %d of %s: exchange %s, HTTP port %d, %.1f s",
         rank,
@@ -82,7 +92,7 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
         server_args.port,
         time.monotonic() - started_s,
     )
-    return _run(Loop(hub, experts, board, stop), hub, child, stop)
+    return _run(Loop(hub, experts, board, stop), hub, http_process)
 
 
 class _StopFlag:
@@ -90,45 +100,68 @@ class _StopFlag:
 
     def __init__(self) -> None:
         self._is_set = False
-        self._child: Any = None
+        self._ends_at_once = True  # nothing runs yet
+        self._http_process: HttpProcess | None = None
         self._next_check_s = 0.0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
-    def watch(self, child: Any) -> None:
-        self._child = child
+    def watch(self, http_process: HttpProcess) -> None:
+        self._http_process = http_process
+        self._ends_at_once = False
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """A signal ends what runs in here, which does not ask."""
+        self._ends_at_once = True
+        try:
+            if self._is_set:
+                raise SystemExit(128 + signal.SIGTERM)
+            yield
+        finally:
+            self._ends_at_once = False
 
     def __call__(self) -> bool:
         now_s = time.monotonic()
-        if self._child is not None and now_s >= self._next_check_s:
+        if self._http_process is not None and now_s >= self._next_check_s:
             self._next_check_s = now_s + CHILD_CHECK_S
-            if not self._child.is_alive():
-                raise AfdError(f"the HTTP process ended with exit code {self._child.exitcode}")
+            self._http_process.check()
         return self._is_set
 
     def _on_signal(self, number: int, frame: object) -> None:
-        if self._child is None:
-            raise SystemExit(128 + number)  # still loading
+        if self._ends_at_once:
+            raise SystemExit(128 + number)
         self._is_set = True
 
 
-def _run(loop: Loop, hub: ZmqHub, child: Any, stop: _StopFlag) -> int:
-    stop.watch(child)
+def _run(loop: Loop, hub: ZmqHub, http_process: HttpProcess) -> int:
     try:
         loop.run()
     finally:
         hub.close()
-        child.terminate()
-        child.join(5)
+        http_process.stop()
     return 0
 
 
-def _identity(config: AfdConfig, print_of_model: str, experts: Experts) -> MlpIdentity:
+def _num_local(server_args: ServerArgs, ep_size: int) -> int:
+    num_experts = num_experts_of(server_args.model_path, server_args.json_model_override_args)
+    return ExpertShard(rank=0, ep_size=ep_size, num_experts=num_experts).num_local
+
+
+def _check_size(experts: Experts, board: Board) -> None:
+    if experts.shard.num_local != board.num_local_experts:
+        raise ConfigError(
+            f"{experts.architecture} has {experts.shard.num_local} experts a rank, its config.json "
+            f"tells of {board.num_local_experts}; such a model is not supported yet"
+        )
+
+
+def _identity(config: AfdConfig, report: MemberReport, experts: Experts) -> MlpIdentity:
     return MlpIdentity(
         spec=ModelSpec(
             package_version=__version__,
             sglang_version=check_version(),
-            fingerprint=print_of_model,
+            fingerprint=report.fingerprint,
             architecture=experts.architecture,
             dtype=str(experts.dtype).removeprefix("torch."),
             hidden_size=experts.hidden_size,
@@ -141,35 +174,39 @@ def _identity(config: AfdConfig, print_of_model: str, experts: Experts) -> MlpId
         ep_size=experts.shard.ep_size,
         first_expert=experts.shard.first,
         stop_expert=experts.shard.stop,
-        boot_id=secrets.token_hex(8),
+        boot_id=report.boot_id,
     )
 
 
-def _info(
-    server_args: ServerArgs, identity: MlpIdentity, experts: Experts, address: str
+def _early_info(
+    config: AfdConfig, server_args: ServerArgs, report: MemberReport
 ) -> dict[str, Any]:
-    spec = identity.spec
     return {
         "role": "mlp",
         "model_path": server_args.model_path,
+        "fingerprint": report.fingerprint,
+        "ep_size": report.ep_size,
+        "device": server_args.device,
+        "max_rows": config.max_rows,
+        "boot_id": report.boot_id,
+        "versions": {
+            "sglang_afd": __version__,
+            "sglang": check_version(),
+            "torch": torch.__version__,
+        },
+    }
+
+
+def _info(identity: MlpIdentity, experts: Experts, address: str) -> dict[str, Any]:
+    spec = identity.spec
+    return {
         "architecture": spec.architecture,
-        "fingerprint": spec.fingerprint,
         "moe_layer_ids": list(spec.moe_layer_ids),
         "num_experts": spec.num_experts,
         "first_expert": identity.first_expert,
         "stop_expert": identity.stop_expert,
-        "ep_rank": identity.rank,
-        "ep_size": identity.ep_size,
         "dtype": spec.dtype,
-        "device": server_args.device,
-        "max_rows": spec.max_rows,
-        "boot_id": identity.boot_id,
         "exchange_address": address,
-        "versions": {
-            "sglang_afd": spec.package_version,
-            "sglang": spec.sglang_version,
-            "torch": torch.__version__,
-        },
         "weights": {
             "num_tensors_read": experts.read_count.num_tensors,
             "num_expert_tensors_read": experts.read_count.num_expert_tensors,

@@ -17,7 +17,7 @@ class ArrivalQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def peer_attached(self, peer: Hashable, now_s: float) -> None:
+    def peer_attached(self, peer: Hashable, epoch: int, now_s: float) -> None:
         """See `UnitSource`; nothing to remember."""
 
     def peer_gone(self, peer: Hashable, now_s: float) -> None:

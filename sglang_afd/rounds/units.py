@@ -54,7 +54,7 @@ class UnitSource(Protocol):
     Times are seconds of one monotonic clock, handed in with every call.
     """
 
-    def peer_attached(self, peer: Hashable, now_s: float) -> None:
+    def peer_attached(self, peer: Hashable, epoch: int, now_s: float) -> None:
         """A peer passed the handshake."""
 
     def peer_gone(self, peer: Hashable, now_s: float) -> None:

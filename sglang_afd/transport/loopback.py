@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 
@@ -22,11 +23,43 @@ from sglang_afd.protocol.messages import (
     ToAttn,
     Withdrawal,
 )
-from sglang_afd.transport.base import Event, Exchange, Hub, Link, Rows, check_group
+from sglang_afd.transport.base import (
+    Event,
+    Exchange,
+    Hub,
+    LeaderFound,
+    LeaderLost,
+    Link,
+    Ordered,
+    Rows,
+    check_group,
+)
 from sglang_afd.transport.sessions import Frame, Sessions
 from sglang_afd.transport.slots import Slots
 
 _Message = tuple[int, list[Frame]]  # rank, frames
+
+
+_LEADER = b"leader"
+
+
+class _Outbox(Protocol):
+    def put(self, message: _Message) -> None: ...
+
+
+class _Ear:
+    """Where rank 0 puts what it says to a rank that follows: into that rank's inbox."""
+
+    def __init__(self, inbox: queue.Queue[tuple[bytes, list[Frame]]]) -> None:
+        self._inbox = inbox
+
+    def put(self, message: _Message) -> None:
+        """See `queue.Queue`."""
+        self._inbox.put((_LEADER, message[1]))
+
+
+def _name(rank: int) -> bytes:
+    return f"mlp-{rank}".encode()
 
 
 def _own(frames: Sequence[Frame]) -> list[Frame]:
@@ -40,8 +73,10 @@ class LoopbackHub(Hub):
         self.address = "loopback"
         self._sessions = Sessions(gate)
         self._inbox: queue.Queue[tuple[bytes, list[Frame]]] = queue.Queue()
-        self._outboxes: dict[bytes, tuple[int, queue.Queue[_Message]]] = {}
+        self._outboxes: dict[bytes, tuple[int, _Outbox]] = {}
         self._events: list[Event] = []
+        self._greeter: Greeter | None = None  # of a rank that follows
+        self._leader: LoopbackHub | None = None
         self._lock = threading.Lock()
 
     @property
@@ -49,7 +84,7 @@ class LoopbackHub(Hub):
         """See `Hub`."""
         return self._sessions.num_refused
 
-    def connect(self, peer: bytes, rank: int, outbox: queue.Queue[_Message]) -> None:
+    def connect(self, peer: bytes, rank: int, outbox: _Outbox) -> None:
         """Open a connection; what this hub sends to `peer` goes into `outbox`."""
         with self._lock:
             self._outboxes[peer] = (rank, outbox)
@@ -59,6 +94,13 @@ class LoopbackHub(Hub):
         with self._lock:
             self._outboxes.pop(peer, None)
             self._events += self._sessions.gone(peer, reason)
+
+    def follow(self, leader: LoopbackHub, spec: ModelSpec, secret: bytes, *, rank: int) -> None:
+        """Hear what `leader` says, once it was polled."""
+        self._leader = leader
+        self._greeter = Greeter(_name(rank).decode(), spec, secret, follower_rank=rank)
+        leader.connect(_name(rank), rank, _Ear(self._inbox))
+        leader.deliver(_name(rank), [codec.encode(self._greeter.hello())])
 
     def deliver(self, peer: bytes, frames: Sequence[Frame]) -> None:
         """What `peer` sends."""
@@ -72,6 +114,8 @@ class LoopbackHub(Hub):
             peer, frames = self._inbox.get(timeout=0.0001 if events else timeout_s)
         except queue.Empty:
             return events
+        if peer == _LEADER:
+            return events + self._hear(frames)
         more, answer = self._sessions.receive(peer, frames)
         if answer is not None:
             self._send(peer, answer)
@@ -103,6 +147,20 @@ class LoopbackHub(Hub):
             outboxes, self._outboxes = self._outboxes, {}
         for rank, outbox in outboxes.values():
             outbox.put((rank, []))
+
+    def _hear(self, frames: Sequence[Frame]) -> list[Event]:
+        assert self._greeter is not None and self._leader is not None
+        if not frames:
+            return [LeaderLost(reason="its connection ended")]
+        match codec.decode_to_follower(frames[0]):
+            case RunUnit() as order:
+                return [Ordered(order=order)]
+            case Attached():
+                return [LeaderFound()]
+            case reply:
+                attach = self._greeter.answer(reply, epoch=0)
+                self._leader.deliver(_name(attach.follower_rank), [codec.encode(attach)])
+                return []
 
     def _send(self, peer: bytes, frames: Sequence[Frame]) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Connect to an MLP rank and pass its handshake: what a link and a following rank have in common."""
+"""Connect to an MLP rank and pass its handshake, as links and ranks that follow do."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def test_an_expert_that_does_not_exist_is_refused_with_the_range(
 def test_a_slot_beyond_the_last_is_refused(sessions: Sessions, micro_batch_id: int) -> None:
     refusal = refusal_of(sessions, frames_of(make_header(micro_batch_id=micro_batch_id)))
 
-    assert f"micro-batch {micro_batch_id} is out of range" in refusal.message
+    assert f"micro-batch {micro_batch_id} of 4 is out of range" in refusal.message
 
 
 def test_an_occupied_slot_takes_no_second_exchange(sessions: Sessions) -> None:

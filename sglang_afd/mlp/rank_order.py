@@ -1,0 +1,100 @@
+"""Which unit this rank runs next: by the rounds on rank 0, by rank 0's word on the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from sglang_afd.protocol.messages import RunUnit, UnitMember
+from sglang_afd.rounds.arrival import ArrivalQueue
+from sglang_afd.rounds.units import Intent, Member, Unit, UnitSource
+
+
+class RankOrder:
+    """Feeds a `UnitSource` and tells the other ranks of each decode unit before it runs.
+
+    While a rank does not follow yet nothing runs: it could not know what this rank decided.
+
+    Args:
+        source: What decides on this rank.
+        publish: Tells every following rank; unused where there is none.
+        num_followers: Ranks that have to follow before anything runs.
+    """
+
+    def __init__(
+        self, source: UnitSource, publish: Callable[[RunUnit], None], *, num_followers: int
+    ) -> None:
+        self.source = source
+        self._publish = publish
+        self._num_followers = num_followers
+        self._followers: set[int] = set()
+        self._epochs: dict[Hashable, int] = {}
+
+    def peer_attached(self, peer: Hashable, epoch: int, now_s: float) -> None:
+        """See `UnitSource`."""
+        self._epochs[peer] = epoch
+        self.source.peer_attached(peer, epoch, now_s)
+
+    def peer_gone(self, peer: Hashable, now_s: float) -> None:
+        """See `UnitSource`."""
+        self._epochs.pop(peer, None)
+        self.source.peer_gone(peer, now_s)
+
+    def arrived(self, member: Member, now_s: float) -> None:
+        """See `UnitSource`."""
+        self.source.arrived(member, now_s)
+
+    def announced(self, intent: Intent, now_s: float) -> None:
+        """See `UnitSource`."""
+        self.source.announced(intent, now_s)
+
+    def withdrawn(self, peer: Hashable, now_s: float) -> None:
+        """See `UnitSource`."""
+        self.source.withdrawn(peer, now_s)
+
+    def finished(self, unit: Unit, now_s: float) -> None:
+        """See `UnitSource`."""
+        self.source.finished(unit, now_s)
+
+    def follower_joined(self, rank: int) -> None:
+        """A rank will hear every unit from now on."""
+        self._followers.add(rank)
+
+    def follower_gone(self, rank: int) -> None:
+        """A rank will hear nothing any more."""
+        self._followers.discard(rank)
+
+    def next_unit(self, now_s: float) -> Unit | None:
+        """See `UnitSource`; the other ranks know of it when this returns."""
+        if not self._is_whole:
+            return None
+        unit = self.source.next_unit(now_s)
+        if unit is not None and self._num_followers and not unit.is_prefill:
+            self._publish(
+                RunUnit(
+                    sequence=unit.sequence,
+                    layer_id=unit.layer_id,
+                    members=tuple(self._name(member) for member in unit.members),
+                )
+            )
+        return unit
+
+    def wake_at_s(self, now_s: float) -> float | None:
+        """See `UnitSource`."""
+        return self.source.wake_at_s(now_s) if self._is_whole else None
+
+    @property
+    def _is_whole(self) -> bool:
+        return len(self._followers) >= self._num_followers
+
+    def _name(self, member: Member) -> UnitMember:
+        return UnitMember(
+            epoch=self._epochs[member.peer],
+            step=member.step,
+            micro_batch_id=member.micro_batch_id,
+            num_rows=member.num_rows,
+        )
+
+
+def make_rank_order(publish: Callable[[RunUnit], None], *, rank: int, ep_size: int) -> RankOrder:
+    """What decides on this rank of a group."""
+    return RankOrder(ArrivalQueue(), publish, num_followers=0)
