@@ -12,23 +12,17 @@ import torch
 from peers import make_identity
 from torch import Tensor
 
+from sglang_afd.mlp.board import Board
+from sglang_afd.mlp.loop import Loop
+from sglang_afd.mlp.rank_order import RankOrder, make_rank_order
 from sglang_afd.protocol.handshake import Gate
-from sglang_afd.protocol.messages import ModelSpec, RefusalCode
-from sglang_afd.rounds.arrival import ArrivalQueue
-from sglang_afd.rounds.units import Member
+from sglang_afd.protocol.messages import ModelSpec, RefusalCode, RunUnit
+from sglang_afd.rounds.units import Unit
 from sglang_afd.topology import ExpertShard
-from sglang_afd.transport.base import (
-    Announced,
-    Arrived,
-    Event,
-    Exchange,
-    Hub,
-    Link,
-    PeerAttached,
-    PeerGone,
-    Rows,
-)
+from sglang_afd.transport.base import Event, Exchange, Hub, Link, Rows
 from sglang_afd.transport.loopback import LoopbackHub, LoopbackLink
+from sglang_afd.transport.zmq_follower import ZmqFollower
+from sglang_afd.transport.zmq_handshake import GreetOptions
 from sglang_afd.transport.zmq_hub import ZmqHub
 from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
 
@@ -53,6 +47,9 @@ class Transport(Protocol):
         stall_timeout_s: float,
     ) -> Link:
         """Attach to hubs that threads poll."""
+
+    def follow(self, hub: Hub, leader: Hub, spec: ModelSpec, secret: bytes, rank: int) -> None:
+        """Let `hub` hear what `leader`, which a thread polls, tells its followers."""
 
     def close(self) -> None:
         """Free everything."""
@@ -79,6 +76,10 @@ class Loopback:
             secret=secret,
             stall_timeout_s=stall_timeout_s,
         )
+
+    def follow(self, hub: Hub, leader: Hub, spec: ModelSpec, secret: bytes, rank: int) -> None:
+        assert isinstance(hub, LoopbackHub) and isinstance(leader, LoopbackHub)
+        hub.follow(leader, spec, secret, rank=rank)
 
     def close(self) -> None:
         return None
@@ -120,6 +121,17 @@ class Zmq:
         self._watched.append((link, thread))
         return link
 
+    def follow(self, hub: Hub, leader: Hub, spec: ModelSpec, secret: bytes, rank: int) -> None:
+        assert isinstance(hub, ZmqHub)
+        options = GreetOptions(
+            server_id=f"mlp-{rank}",
+            spec=spec,
+            secret=secret,
+            heartbeat_timeout_s=30.0,
+            handshake_timeout_s=PATIENCE_S,
+        )
+        hub.follow(ZmqFollower(lambda: leader.address, options, rank=rank))
+
     def close(self) -> None:
         for link, thread in self._watched:
             link.close()
@@ -135,48 +147,46 @@ def _watch(link: ZmqLink) -> None:
 
 
 class Rank:
-    """One MLP rank on a thread: polls its hub through an `ArrivalQueue` and runs `run`.
+    """One MLP rank on a thread: the real loop, with `run` in place of a model's experts.
 
     While `pause` is in force it takes events and serves nothing.
     """
 
-    def __init__(self, hub: Hub, rank: int, run: Run) -> None:
+    def __init__(self, hub: Hub, rank: int, run: Run, *, num_followers: int = 0) -> None:
         self.hub = hub
-        self.events: list[Event] = []
-        self.served: list[Exchange] = []
+        self.board = Board(1)
         self._rank = rank
         self._run = run
-        self._queue = ArrivalQueue()
-        self._exchanges: dict[Member, Exchange] = {}
-        self._changed = threading.Condition()
-        self._is_paused = False
+        self._watched = WatchedHub(hub)
+        self.events = self._watched.events
+        self.served = self._watched.served
         self._must_stop = False
-        self._may_poll = threading.Lock()
-        self._thread = threading.Thread(target=self._turn)
+        self._order = PausableOrder(hub, rank, num_followers)
+        self._loop = Loop(self._watched, self, self.board, self._order, lambda: self._must_stop)
+        self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
     def pause(self) -> None:
         """Serve nothing from now on."""
-        with self._changed:
-            self._is_paused = True
+        self._order.is_paused = True
 
     def resume(self) -> None:
         """Serve what waits."""
-        with self._changed:
-            self._is_paused = False
+        self._order.is_paused = False
 
     def hold_polls(self) -> None:
         """Do not even look at what comes, as while experts run for long; waits until that is so."""
-        self._may_poll.acquire()
+        self._watched.may_poll.acquire()
 
     def release_polls(self) -> None:
         """Look again."""
-        self._may_poll.release()
+        self._watched.may_poll.release()
 
     def wait_for(self, kind: type[Event], number: int = 1) -> None:
         """Until so many events of a kind have come."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.count(kind) >= number, PATIENCE_S)
+        changed = self._watched.changed
+        with changed:
+            assert changed.wait_for(lambda: self.count(kind) >= number, PATIENCE_S)
 
     def count(self, kind: type[Event]) -> int:
         """How many events of a kind have come."""
@@ -187,39 +197,75 @@ class Rank:
         self._must_stop = True
         self._thread.join(PATIENCE_S)
 
-    def _turn(self) -> None:
+    def run(self, layer_id: int, rows: Rows) -> Tensor:
+        """What the loop wants of experts."""
+        return self._run(self._rank, layer_id, rows)
+
+    def count_rows(self, rows: Rows) -> Tensor:
+        """Not looked at here."""
+        return torch.zeros(1, dtype=torch.int64)
+
+    def _serve(self) -> None:
         try:
-            while not self._must_stop:
-                with self._may_poll:
-                    events = self.hub.poll(TURN_S)
-                with self._changed:
-                    for event in events:
-                        self._take(event)
-                    while not self._is_paused and (unit := self._queue.next_unit(time.monotonic())) is not None:
-                        self._serve(self._exchanges.pop(unit.members[0]))
-                    self._changed.notify_all()
+            self._loop.run()
         finally:
             self.hub.close()
 
-    def _take(self, event: Event) -> None:
-        self.events.append(event)
-        match event:
-            case Arrived(exchange=exchange):
-                self._exchanges[exchange.member] = exchange
-                self._queue.arrived(exchange.member, time.monotonic())
-            case PeerGone(peer=peer):
-                self._queue.peer_gone(peer, time.monotonic())
-            case PeerAttached() | Announced():
-                pass
 
-    def _serve(self, exchange: Exchange) -> None:
+class PausableOrder(RankOrder):
+    """Rank 0's rounds, or what rank 0 says; and nothing while paused."""
+
+    def __init__(self, hub: Hub, rank: int, num_followers: int) -> None:
+        order = make_rank_order(hub.order, rank=rank, ep_size=num_followers + 1)
+        super().__init__(order.source, hub.order, num_followers=num_followers)
+        self.is_paused = False
+
+    def next_unit(self, now_s: float) -> Unit | None:
+        return None if self.is_paused else super().next_unit(now_s)
+
+    def wake_at_s(self, now_s: float) -> float | None:
+        return now_s + TURN_S  # whoever pauses may resume at any time
+
+
+class WatchedHub(Hub):
+    """A hub whose events and replies a test can see, and whose polls it can hold."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self.address = hub.address
+        self.events: list[Event] = []
+        self.served: list[Exchange] = []
+        self.changed = threading.Condition()
+        self.may_poll = threading.Lock()
+
+    @property
+    def num_refused(self) -> int:
+        return self._hub.num_refused
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        with self.may_poll:
+            events = self._hub.poll(min(timeout_s, TURN_S))
+        with self.changed:
+            self.events += events
+            self.changed.notify_all()
+        return events
+
+    def reply(self, exchange: Exchange, partial: Tensor) -> None:
         self.served.append(exchange)
-        try:
-            partial = self._run(self._rank, exchange.header.layer_id, exchange.rows)
-        except ValueError as error:
-            self.hub.decline(exchange, RefusalCode.EXPERT, str(error))
-            return
-        self.hub.reply(exchange, partial)
+        self._hub.reply(exchange, partial)
+
+    def decline(self, exchange: Exchange, code: RefusalCode, message: str) -> None:
+        self.served.append(exchange)
+        self._hub.decline(exchange, code, message)
+
+    def order(self, unit: RunUnit) -> None:
+        self._hub.order(unit)
+
+    def expel(self, reason: str) -> list[Event]:
+        return self._hub.expel(reason)
+
+    def close(self) -> None:
+        self._hub.close()
 
 
 class ReferenceExperts:
