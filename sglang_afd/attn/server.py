@@ -20,9 +20,10 @@ from sglang_afd.upstream.server_args import ServerArgs
 def serve(config: AfdConfig, server_args: ServerArgs) -> int:
     """Serve until SGLang's server ends; returns the exit code."""
     secret = auth.load_secret(config.secret_file)
-    auth.require_secret_beyond_loopback(config.mlp_url, secret, "--afd-mlp")
+    for url in config.mlp_urls:
+        auth.require_secret_beyond_loopback(url, secret, "--afd-mlp")
     if config.trace_file:
-        trace_file.check(trace_file.place_of(config.trace_file, f"attn-{server_args.port}"))
+        trace_file.check(trace_file.place_of(config.trace_file, "attn"))
     board = StatusBoard()
     is_warm, is_stopping = threading.Event(), threading.Event()
     http_server.add_outermost_middleware(

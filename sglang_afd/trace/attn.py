@@ -16,6 +16,7 @@ from sglang_afd.trace.recorder import Recorder
 
 STEPS = 0  # track of the steps
 MICRO_BATCH_0 = 1  # the other micro-batches follow
+SHORTEST_STALL_NS = 1_000_000
 
 
 class AttnTimeline:
@@ -29,18 +30,16 @@ class AttnTimeline:
         self._free_since_ns = 0  # when the thread last finished something that is on a track
         self._layers: dict[int, int] = {}  # of each micro-batch, the one under way
         self._epoch = 0
+        self._stalled_from_ns = 0  # until the next dispatch; 0 without a stall
         recorder.name_track(STEPS, "steps")
         for micro_batch_id in range(MAX_MICRO_BATCHES):
             recorder.name_track(MICRO_BATCH_0 + micro_batch_id, f"micro-batch {micro_batch_id}")
 
-    def step_begins(self, number: int, kind: Kind, epoch: int) -> None:
-        """A forward begins, attached under `epoch`."""
+    def step_begins(self, number: int, kind: Kind) -> None:
+        """A forward begins."""
         self._step, self._kind = number, kind.value
         self._step_began_ns = self._free_since_ns = time.monotonic_ns()
         self._layers.clear()
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._recorder.instant("attached", STEPS, self._step_began_ns, epoch=str(epoch))
 
     def step_ends(self) -> None:
         """It is over; what the last combine left to do (norm, LM head, sampling) is its `head`."""
@@ -64,14 +63,16 @@ class AttnTimeline:
         track = MICRO_BATCH_0 + micro_batch_id
         if self._layers.get(micro_batch_id) != layer_id:  # else one more piece of the same rows
             self._layers[micro_batch_id] = layer_id
+            until_ns = self._stalled_from_ns or started_ns
             self._recorder.span(
                 "attention",
                 track,
                 self._free_since_ns,
-                started_ns,
+                max(until_ns, self._free_since_ns),
                 step=self._step,
                 layer=layer_id,
             )
+        self._stalled_from_ns = 0
         self._recorder.span(
             "dispatch",
             track,
@@ -115,17 +116,18 @@ class AttnTimeline:
         )
         self._free_since_ns = now_ns
 
-    def stalled(self, reason: str, started_ns: int) -> None:
-        """From `started_ns` until now nothing could go on, because MLP servers were away."""
-        self._recorder.span("stall", STEPS, started_ns, time.monotonic_ns(), reason=reason)
+    def taken(self, epoch: int, started_ns: int) -> None:
+        """There are MLP servers, which were asked for at `started_ns`; if not at once, a stall."""
+        now_ns = time.monotonic_ns()
+        if now_ns - started_ns >= SHORTEST_STALL_NS:
+            self._recorder.span("stall", STEPS, started_ns, now_ns, step=self._step)
+            self._stalled_from_ns = started_ns
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._recorder.instant("attached", STEPS, now_ns, epoch=str(epoch))
 
-    def lost(self, reason: str) -> None:
-        """The MLP servers are gone, and what ran has failed."""
-        self._epoch = 0
-        self._recorder.instant("lost", STEPS, time.monotonic_ns(), reason=reason)
 
-
-def begin(file: str, server_id: str, port: int) -> AttnTimeline | None:
+def begin(file: str, server_id: str) -> AttnTimeline | None:
     """The timeline of `--afd-trace FILE`, or None where none is wanted.
 
     Raises:
@@ -134,4 +136,4 @@ def begin(file: str, server_id: str, port: int) -> AttnTimeline | None:
     if not file:
         return None
     header = header_of_this_process("attn", server_id)
-    return AttnTimeline(Recorder(place_of(file, f"attn-{port}"), header))
+    return AttnTimeline(Recorder(place_of(file, server_id), header))

@@ -13,10 +13,10 @@ from sglang_afd.trace.header import HEADER_EVENT
 _FLAG = "--afd-trace"
 
 
-def place_of(file: str, server_name: str) -> str:
+def place_of(file: str, server_id: str) -> str:
     """The path to write: `file`, or a file named after the server when `file` is a directory."""
     if file.endswith("/") or os.path.isdir(file):
-        return os.path.join(file, f"{server_name}.json")
+        return os.path.join(file, f"{server_id}.json")
     return file
 
 

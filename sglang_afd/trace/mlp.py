@@ -125,7 +125,7 @@ class MlpTimeline:
             self._recorder.span(name, LOOP, start_ns, end_ns)
 
 
-def begin(file: str, server_id: str, port: int, rank: int) -> MlpTimeline | None:
+def begin(file: str, server_id: str, rank: int) -> MlpTimeline | None:
     """The timeline of `--afd-trace FILE`, or None where none is wanted.
 
     Raises:
@@ -134,4 +134,4 @@ def begin(file: str, server_id: str, port: int, rank: int) -> MlpTimeline | None
     if not file:
         return None
     header = header_of_this_process("mlp", server_id, rank)
-    return MlpTimeline(Recorder(place_of(file, f"mlp-{port}"), header))
+    return MlpTimeline(Recorder(place_of(file, server_id), header))
