@@ -23,10 +23,10 @@ class AfdConfig:
     """What our flags say; SGLang's own flags stay SGLang's `ServerArgs`."""
 
     role: Role
-    mlp_url: str = ""  # attn: http URL of MLP rank 0; required there
+    mlp_url: str = ""  # attn: http URLs where MLP rank 0 may be, with commas; required there
     listen: str = ""  # mlp: exchange address, ipc://path or tcp://host:port; "" makes an ipc path
     ep_rank: int = -1  # mlp: this server's rank, 0 .. ep_size - 1; -1 starts every rank
-    leader_url: str = ""  # mlp: http URL of rank 0; required for ranks above 0
+    leader_url: str = ""  # mlp: http URLs where rank 0 may be; required but for a lone rank 0
     secret_file: str = ""  # path, mode 0600; "" allows loopback addresses only
     num_micro_batches: str = "auto"  # attn: slices of a step, "auto" or "1" .. "4"
     trace_file: str = ""  # path of a timeline to write; "" writes none
@@ -37,6 +37,16 @@ class AfdConfig:
     attach_timeout_s: float = 300.0  # attn: longest wait for the MLP servers at start-up, >= 1
     heartbeat_timeout_s: float = 1.0  # silence after which a peer counts as gone, 0.1 .. 60
     allow_untested_model: bool = False  # serve an architecture that the test-suite does not cover
+
+    @property
+    def mlp_urls(self) -> tuple[str, ...]:
+        """The addresses of `--afd-mlp`, in order."""
+        return split_urls(self.mlp_url)
+
+    @property
+    def leader_urls(self) -> tuple[str, ...]:
+        """The addresses of `--afd-leader`, in order."""
+        return split_urls(self.leader_url)
 
     def __post_init__(self) -> None:
         if self.num_micro_batches not in ("auto", "1", "2", "3", "4"):
@@ -59,7 +69,7 @@ class AfdConfig:
                 "--role attn needs --afd-mlp URL, the HTTP address of MLP rank 0, "
                 "e.g. --afd-mlp http://127.0.0.1:30010"
             )
-        _check_url("--afd-mlp", self.mlp_url)
+        _check_urls("--afd-mlp", self.mlp_url)
         self._refuse_flags_of(Role.MLP)
 
     def _refuse_flags_of(self, other: Role) -> None:
@@ -73,8 +83,10 @@ class AfdConfig:
         self._refuse_flags_of(Role.ATTN)
         if self.ep_rank < -1:
             raise ConfigError(f"--afd-ep-rank {self.ep_rank} is not a rank; ranks start at 0")
-        if self.leader_url:
-            _check_url("--afd-leader", self.leader_url)
+        _check_urls("--afd-leader", self.leader_url)
+        if self.is_spare:
+            self._check_spare()
+            return
         if self.ep_rank > 0 and not self.leader_url:
             raise ConfigError(
                 f"--afd-ep-rank {self.ep_rank} needs --afd-leader URL, the HTTP address of rank 0, "
@@ -82,11 +94,30 @@ class AfdConfig:
             )
         if self.ep_rank == -1 and self.leader_url:
             raise ConfigError(
-                f"--afd-leader {self.leader_url} needs --afd-ep-rank R above 0; without a rank all "
-                f"ranks start on this host, and rank 0 of them leads"
+                f"--afd-leader {self.leader_url} needs --afd-ep-rank R, or --afd-spare; without a "
+                f"rank all ranks start on this host, and rank 0 of them leads"
             )
-        if self.ep_rank == 0 and self.leader_url:
-            raise ConfigError("--afd-ep-rank 0 is the leader; leave --afd-leader out")
+        if self.ep_rank == 0 and len(self.leader_urls) == 1:
+            raise ConfigError(
+                "--afd-ep-rank 0 is the leader; leave --afd-leader out, or give the addresses of "
+                "its spares as well"
+            )
+        self._check_listen()
+
+    def _check_spare(self) -> None:
+        if not self.leader_url:
+            raise ConfigError(
+                "--afd-spare needs --afd-leader URL[,URL...], the HTTP addresses where rank 0 may "
+                "be; with this server's own among them it can become rank 0, too"
+            )
+        if self.ep_rank != -1:
+            raise ConfigError(
+                f"--afd-spare with --afd-ep-rank {self.ep_rank}: a spare takes whichever rank is "
+                f"missing; leave one of the two out"
+            )
+        self._check_listen()
+
+    def _check_listen(self) -> None:
         if self.listen:
             check_exchange_address("--afd-listen", self.listen)
 
@@ -134,13 +165,27 @@ def check_exchange_address(flag: str, address: str) -> None:
         raise ConfigError(f"{flag} {address} is neither ipc:///path nor tcp://host:port")
 
 
+def split_urls(text: str) -> tuple[str, ...]:
+    """Addresses with commas between them, without slashes at their ends."""
+    return tuple(url.strip().rstrip("/") for url in text.split(",")) if text else ()
+
+
+def _check_urls(flag: str, text: str) -> None:
+    urls = split_urls(text)
+    for url in text.split(",") if text else ():
+        _check_url(flag, url.strip())
+    for url in urls:
+        if urls.count(url) > 1:
+            raise ConfigError(f"{flag} names {url} twice; give each address once")
+
+
 def _check_url(flag: str, url: str) -> None:
-    parts = urlsplit(url)
     try:
-        port_is_sound = parts.port != 0
+        parts = urlsplit(url)
+        is_sound = parts.scheme == "http" and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        port_is_sound = False
-    if parts.scheme != "http" or not parts.hostname or not port_is_sound:
+        is_sound = False
+    if not is_sound:
         raise ConfigError(f"{flag} {url} is not an address like http://host:port")
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from sglang_afd.attn.status import LinkState, StatusBoard
-from sglang_afd.config import check_exchange_address
+from sglang_afd.config import check_exchange_address, split_urls
 from sglang_afd.errors import AfdError, ConfigError, PeerLost, Refused
 from sglang_afd.protocol import auth
 from sglang_afd.transport.addresses import replace_wildcard
@@ -37,7 +37,7 @@ class Attacher:
     """
 
     def __init__(self, mlp_url: str, options: LinkOptions, board: StatusBoard) -> None:
-        self._mlp_url = mlp_url.rstrip("/")
+        self._mlp_urls = split_urls(mlp_url)
         self._options = options
         self._board = board
         self._link: ZmqLink | None = None  # in use by the scheduler's thread
@@ -118,22 +118,33 @@ class Attacher:
             self._lost(link)
 
     def _find(self) -> list[str]:
-        """Ask rank 0 for the exchange address of every rank."""
-        info = fetch_info(self._mlp_url)
+        """Ask for the exchange address of every rank, where rank 0 may be, in order."""
+        failures: list[AfdError] = []
+        for url in self._mlp_urls:
+            try:
+                return self._addresses_at(url)
+            except (ConfigError, PeerLost) as error:
+                failures.append(error)
+        raise _together(failures)
+
+    def _addresses_at(self, url: str) -> list[str]:
+        info = fetch_info(url)
         if info.role != "mlp":
             raise ConfigError(
-                f"--afd-mlp {self._mlp_url} is not an MLP server; give the address of one started "
+                f"--afd-mlp {url} is not an MLP server; give the address of one started "
                 f"with --role mlp"
             )
+        if info.state == "spare":
+            raise PeerLost(f"the MLP server at {url} is a spare that waits")
         if info.group is None:
             raise ConfigError(
-                f"--afd-mlp {self._mlp_url} is MLP rank {info.ep_rank}; give the address of "
+                f"--afd-mlp {url} is MLP rank {info.ep_rank}; give the address of "
                 f"rank 0, which knows the others"
             )
         if info.missing_ranks:
             missing = list(info.missing_ranks)
-            raise PeerLost(f"MLP rank(s) {missing} have not reported to rank 0 yet")
-        host = urlsplit(self._mlp_url).hostname or ""
+            raise PeerLost(f"MLP rank(s) {missing} of the group of {url} do not serve yet")
+        host = urlsplit(url).hostname or ""
         for member in info.group:
             check_exchange_address("exchange address", member.exchange_address)
         addresses = [replace_wildcard(member.exchange_address, host) for member in info.group]
@@ -200,6 +211,15 @@ class Attacher:
                 self._changed.notify_all()
 
 
+def _together(failures: list[AfdError]) -> AfdError:
+    if len(failures) == 1:
+        return failures[0]
+    text = "; ".join(str(failure) for failure in failures)
+    if all(isinstance(failure, ConfigError) for failure in failures):
+        return ConfigError(text)
+    return PeerLost(text)  # one of them may still come
+
+
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of the group, in rank 0's answer."""
 
@@ -211,6 +231,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What of `/server_info` matters here; other fields may be there."""
 
     role: str = ""
+    state: str = ""
     ep_rank: int = -1
     group: tuple[Member, ...] | None = None  # rank 0 only
     missing_ranks: tuple[int, ...] = ()

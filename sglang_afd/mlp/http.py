@@ -1,6 +1,7 @@
 """The MLP role's HTTP process: health, metrics, server info, and the group's register.
 
-A process of its own, so that the loop's process runs nothing but the loop.
+A process of its own, so that the loop's process runs nothing but the loop; and started first, so
+that it can wait as a spare and keep a lease while the loop's process loads.
 """
 
 from __future__ import annotations
@@ -11,17 +12,27 @@ import logging
 import signal
 import socket
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
-import aiohttp
 import msgspec
 from aiohttp import web
 
 from sglang_afd.errors import ConfigError
-from sglang_afd.mlp.board import Board, Counter, State
+from sglang_afd.mlp.board import Board, Counter
 from sglang_afd.mlp.board_metrics import render
-from sglang_afd.mlp.group import RENEW_S, Group, MemberReport
+from sglang_afd.mlp.group import Group, MemberReport
+from sglang_afd.mlp.membership import (
+    MEMBERS_PATH,
+    NOT_THE_LEADER,
+    PROOF_HEADER,
+    REFUSED,
+    Membership,
+)
+from sglang_afd.mlp.place import NO_RANK, Place
 from sglang_afd.process import die_with_parent
 from sglang_afd.protocol import auth
 from sglang_afd.protocol.paths import STATUS_PATH
@@ -29,47 +40,104 @@ from sglang_afd.transport.addresses import replace_wildcard
 
 logger = logging.getLogger(__name__)
 
-LOOP_AGE_LIMIT_S = 60.0  # beyond it /health says that the loop hangs; an expert run is shorter
 MAX_SKEW_S = 60.0  # between the clocks of two ranks' hosts
-PROOF_HEADER = "X-Afd-Proof"
-MEMBERS_PATH = "/afd/v1/members"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpOptions:
-    """What the HTTP process needs to know; picklable."""
+    """What the HTTP process needs to know at its start; picklable."""
 
-    info: dict[str, Any]  # what /server_info answers, but for the group
-    report: MemberReport  # of this rank
-    leader_url: str  # "" on rank 0
+    info: dict[str, Any]  # what /server_info answers before the experts are loaded
+    report: MemberReport  # with NO_RANK for a spare, and without an exchange address
+    leader_urls: tuple[str, ...]  # where rank 0 may be
     secret: bytes
 
+    @property
+    def asks_first(self) -> bool:
+        """Is the rank to load known only after looking around?"""
+        return self.report.rank == NO_RANK or (self.report.rank == 0 and bool(self.leader_urls))
 
-def serve(listener: socket.socket, board: Board, options: HttpOptions) -> None:
-    """Entry point of the process; returns when it is told to terminate."""
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """From the loop's process, when the experts are loaded."""
+
+    info: dict[str, Any]
+    exchange_address: str
+
+
+def serve(listener: socket.socket, board: Board, options: HttpOptions, pipe: Connection) -> None:
+    """Entry point of the process; returns when it is told to terminate.
+
+    Args:
+        listener: Bound; listened on here.
+        board: Of the loop's process.
+        options: Who this server is.
+        pipe: Says the rank to load where the loop's process cannot know it; takes a `Serving`.
+    """
     die_with_parent()
     logging.basicConfig(format="[%(asctime)s] %(message)s", level=logging.INFO)
-    asyncio.run(_serve(listener, board, options))
+    asyncio.run(_serve(listener, board, options, pipe))
 
 
-async def _serve(listener: socket.socket, board: Board, options: HttpOptions) -> None:
-    runner = web.AppRunner(build_app(board, options), access_log=None)
+async def _serve(
+    listener: socket.socket, board: Board, options: HttpOptions, pipe: Connection
+) -> None:
+    place = make_place(board, options)
+    runner = web.AppRunner(build_app(board, place, options.secret), access_log=None)
     await runner.setup()
     await web.SockSite(runner, listener).start()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    renewal = asyncio.create_task(_keep_reporting(options)) if options.leader_url else None
+
+    def hear() -> None:
+        loop.remove_reader(pipe.fileno())
+        try:
+            serving: Serving = pipe.recv()
+        except EOFError:  # the loop's process is ending
+            return
+        place.serve(serving.info, serving.exchange_address)
+
+    loop.add_reader(pipe.fileno(), hear)
+    membership = asyncio.create_task(_be_member(place, options, pipe.send))
+    membership.add_done_callback(partial(_ended, stop))
     await stop.wait()
-    if renewal is not None:
-        renewal.cancel()
+    membership.cancel()
     await runner.cleanup()
 
 
-def build_app(board: Board, options: HttpOptions) -> web.Application:
-    """The routes of one rank."""
-    endpoints = _Endpoints(board, options)
+def _ended(stop: asyncio.Event, membership: asyncio.Task[None]) -> None:
+    if membership.cancelled() or membership.exception() is None:
+        return
+    # Our own bug; without reports this server would be useless.
+    logger.error("the membership ended", exc_info=membership.exception())
+    stop.set()
+
+
+def make_place(board: Board, options: HttpOptions) -> Place:
+    """The place of a server that has just started; rank 0 without others to ask leads."""
+    place = Place(options.info, options.report, board)
+    if options.asks_first:
+        place.report = msgspec.structs.replace(options.report, rank=NO_RANK)
+    elif options.report.rank == 0:
+        place.lead(is_successor=False)
+    return place
+
+
+def _be_member(
+    place: Place, options: HttpOptions, on_rank: Callable[[int], None]
+) -> Coroutine[Any, Any, None]:
+    membership = Membership(place, options.leader_urls, options.secret, on_rank)
+    if options.asks_first:
+        return membership.wait_and_report(owns_rank_0=options.report.rank == 0)
+    return membership.keep_reporting() if place.group is None else asyncio.sleep(0)
+
+
+def build_app(board: Board, place: Place, secret: bytes) -> web.Application:
+    """The routes of one server."""
+    endpoints = Endpoints(board, place, secret)
     app = web.Application(client_max_size=64 * 1024)
     app.add_routes(
         [
@@ -84,89 +152,90 @@ def build_app(board: Board, options: HttpOptions) -> web.Application:
     return app
 
 
-class _Endpoints:
-    def __init__(self, board: Board, options: HttpOptions) -> None:
+class Endpoints:
+    """What each path answers."""
+
+    def __init__(self, board: Board, place: Place, secret: bytes) -> None:
         self._board = board
-        self._options = options
-        self._group = None if options.leader_url else Group(options.report)
+        self._place = place
+        self._secret = secret
 
     async def health(self, request: web.Request) -> web.Response:
-        is_well, reason = self._condition()
-        body = {"healthy": is_well, "reason": reason, "loop_age_s": round(self._board.age_s(), 3)}
+        is_well, (state, reason) = self._place.is_well(), self._place.state()
+        body = {"healthy": is_well, "reason": reason, "state": state}
+        if self._place.report.exchange_address:
+            body["loop_age_s"] = round(self._board.age_s(), 3)
         return web.json_response(body, status=200 if is_well else 503)
 
     async def status(self, request: web.Request) -> web.Response:
-        is_well, reason = self._condition()
-        body = {"role": "mlp", "state": "ready" if is_well else "stalled", "reason": reason}
+        state, reason = self._place.state()
+        body = {"role": "mlp", "state": state, "reason": reason}
         return web.json_response(body | {"attached_peers": self._board.read()[Counter.PEERS]})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        report, info = self._options.report, self._options.info
-        text = render(self._board, rank=report.rank, first_expert=info["first_expert"])
+        place = self._place
+        text = b""  # of a server that has no experts yet
+        if place.report.exchange_address:
+            text = render(self._board, rank=place.rank, first_expert=place.info["first_expert"])
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def server_info(self, request: web.Request) -> web.Response:
-        info = dict(self._options.info)
-        if self._group is not None:
-            info["group"] = [
-                {"rank": member.rank, "exchange_address": member.exchange_address}
-                for member in self._group.members()
-            ]
-            info["missing_ranks"] = self._group.missing()
+        state, _ = self._place.state()
+        info = self._place.info | {"state": state}
+        if self._place.rank != NO_RANK:
+            info["ep_rank"] = self._place.rank
+        if self._place.group is not None:
+            info |= _described(self._place.group)
         return web.json_response(info)
 
     async def members(self, request: web.Request) -> web.Response:
         body = await request.read()
         try:
-            self._accept(body, request.headers.get(PROOF_HEADER, ""), request.remote or "")
+            self.accept(body, request.headers.get(PROOF_HEADER, ""), request.remote or "")
         except (ConfigError, msgspec.MsgspecError) as error:
             logger.warning("refused a member report from %s: %s", request.remote, error)
-            return web.json_response({"error": str(error)}, status=409)
+            status = NOT_THE_LEADER if self._place.group is None else REFUSED
+            return web.json_response({"error": str(error)}, status=status)
         return web.json_response({"ok": True})
 
-    def _accept(self, body: bytes, proof: str, remote: str) -> None:
-        if self._group is None:
+    def accept(self, body: bytes, proof: str, remote: str) -> None:
+        """Take a member's report.
+
+        Args:
+            body: A `MemberReport` as JSON.
+            proof: That its sender knows the secret.
+            remote: The address that it came from.
+
+        Raises:
+            ConfigError: This is not rank 0, a wrong proof, or what `Group.report` refuses.
+            msgspec.MsgspecError: Not a report.
+        """
+        group = self._place.group
+        if group is None:
             raise ConfigError("this is not rank 0; give --afd-leader the address of rank 0")
-        if not self._options.secret and not auth.is_loopback(remote):
+        if not self._secret and not auth.is_loopback(remote):
             raise ConfigError("members from other hosts need the same --afd-secret-file")
-        expected = auth.prove(self._options.secret, "member", body).hex()
+        expected = auth.prove(self._secret, "member", body).hex()
         if not hmac.compare_digest(proof.encode(errors="replace"), expected.encode()):
             raise ConfigError("the member's secret is not rank 0's; use the same --afd-secret-file")
         report = msgspec.json.decode(body, type=MemberReport)
         if abs(time.time() - report.sent_at_s) > MAX_SKEW_S:
             raise ConfigError(f"the report is older than {MAX_SKEW_S:g} s; are the clocks set?")
         address = replace_wildcard(report.exchange_address, remote)
-        self._group.report(msgspec.structs.replace(report, exchange_address=address))
-
-    def _condition(self) -> tuple[bool, str]:
-        age_s = self._board.age_s()
-        if self._board.read()[Counter.STATE] != State.SERVING:
-            return False, "not serving"
-        if age_s > LOOP_AGE_LIMIT_S:
-            return False, f"the loop last turned {age_s:.0f} s ago"
-        return True, ""
+        group.report(msgspec.structs.replace(report, exchange_address=address))
 
 
-async def _keep_reporting(options: HttpOptions) -> None:
-    url = options.leader_url.rstrip("/") + MEMBERS_PATH
-    said = ""
-    timeout = aiohttp.ClientTimeout(total=RENEW_S * 2)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        while True:
-            answer = await _report(session, url, options)
-            if answer != said:
-                logger.info("report to rank 0 at %s: %s", options.leader_url, answer)
-                said = answer
-            await asyncio.sleep(RENEW_S)
-
-
-async def _report(session: aiohttp.ClientSession, url: str, options: HttpOptions) -> str:
-    body = msgspec.json.encode(msgspec.structs.replace(options.report, sent_at_s=time.time()))
-    proof = auth.prove(options.secret, "member", body).hex()
-    try:
-        async with session.post(url, data=body, headers={PROOF_HEADER: proof}) as response:
-            if response.status == 200:
-                return "accepted"
-            return f"refused: {await response.text()}"
-    except (aiohttp.ClientError, TimeoutError) as error:
-        return f"not reached yet: {error}"
+def _described(group: Group) -> dict[str, Any]:
+    return {
+        "group": [
+            {
+                "rank": member.rank,
+                "boot_id": member.boot_id,
+                "exchange_address": member.exchange_address,
+            }
+            for member in group.members()
+        ],
+        "missing_ranks": group.missing(),
+        "loading_ranks": group.loading(),
+        "claimable_ranks": group.claimable(),
+    }

@@ -24,10 +24,12 @@ GRACE_S = 10.0  # for children to stop by themselves
 
 
 def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int, argv: Sequence[str]) -> int:
-    """Serve `--afd-ep-rank`, or all ranks on the ports from `--port` on."""
+    """Serve `--afd-ep-rank`, or a spare, or all ranks on the ports from `--port` on."""
     experts = num_experts_of(server_args.model_path, server_args.json_model_override_args)
     last = config.ep_rank if config.ep_rank >= 0 else ep_size - 1
     ExpertShard(rank=last, ep_size=ep_size, num_experts=experts)  # refuses an empty rank
+    if config.is_spare:
+        return server.serve(config, server_args, ep_size=ep_size)
     if config.ep_rank >= 0 or ep_size == 1:
         return server.serve(
             replace(config, ep_rank=max(config.ep_rank, 0)), server_args, ep_size=ep_size

@@ -40,7 +40,7 @@ CHILD_CHECK_S = 1.0
 
 
 def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
-    """Serve one rank, or wait as a spare for one, until SIGTERM or SIGINT; returns the exit code."""
+    """Serve one rank, or wait for one, until SIGTERM or SIGINT; returns the exit code."""
     secret = auth.load_secret(config.secret_file)
     listen = config.listen or private_ipc_address()
     auth.require_secret_beyond_loopback(listen, secret, "--afd-listen")
@@ -92,7 +92,8 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
         server_args.port,
         time.monotonic() - started_s,
     )
-    return _run(Loop(hub, experts, board, stop), hub, http_process)
+    order = make_rank_order(hub.order, rank=rank, ep_size=ep_size)
+    return _run(Loop(hub, experts, board, order, stop), hub, http_process)
 
 
 class _StopFlag:
@@ -100,7 +101,7 @@ class _StopFlag:
 
     def __init__(self) -> None:
         self._is_set = False
-        self._ends_at_once = True  # nothing runs yet
+        self._ends_at_once = True  # nothing asks yet
         self._http_process: HttpProcess | None = None
         self._next_check_s = 0.0
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -113,13 +114,11 @@ class _StopFlag:
     @contextmanager
     def at_once(self) -> Iterator[None]:
         """A signal ends what runs in here, which does not ask."""
+        if self._is_set:
+            raise SystemExit(128 + signal.SIGTERM)
         self._ends_at_once = True
-        try:
-            if self._is_set:
-                raise SystemExit(128 + signal.SIGTERM)
-            yield
-        finally:
-            self._ends_at_once = False
+        yield
+        self._ends_at_once = False
 
     def __call__(self) -> bool:
         now_s = time.monotonic()
@@ -178,9 +177,7 @@ def _identity(config: AfdConfig, report: MemberReport, experts: Experts) -> MlpI
     )
 
 
-def _early_info(
-    config: AfdConfig, server_args: ServerArgs, report: MemberReport
-) -> dict[str, Any]:
+def _early_info(config: AfdConfig, server_args: ServerArgs, report: MemberReport) -> dict[str, Any]:
     return {
         "role": "mlp",
         "model_path": server_args.model_path,

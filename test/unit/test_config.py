@@ -108,7 +108,7 @@ def test_a_rank_is_complete_with_its_leader(settings: dict[str, Any]) -> None:
         ({"ep_rank": -2}, "--afd-ep-rank -2 is not a rank; ranks start at 0"),
         ({"ep_rank": 1}, "--afd-ep-rank 1 needs --afd-leader URL"),
         ({"ep_rank": 0, "leader_url": MLP_URL}, "--afd-ep-rank 0 is the leader"),
-        ({"leader_url": MLP_URL}, "--afd-leader .* needs --afd-ep-rank R above 0"),
+        ({"leader_url": MLP_URL}, "--afd-leader .* needs --afd-ep-rank R, or --afd-spare"),
         ({"ep_rank": 1, "leader_url": "nonsense"}, "--afd-leader nonsense is not an address"),
     ],
 )

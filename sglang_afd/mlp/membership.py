@@ -1,0 +1,176 @@
+"""Talks to rank 0 for one server: reports to it, or waits as a spare until a rank is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import aiohttp
+import msgspec
+
+from sglang_afd.mlp.group import RENEW_S, MemberReport
+from sglang_afd.mlp.place import Place
+from sglang_afd.mlp.spare import Candidate, Claim, Lead, Seen, Wait, Watch
+from sglang_afd.protocol import auth
+
+logger = logging.getLogger(__name__)
+
+PROOF_HEADER = "X-Afd-Proof"
+MEMBERS_PATH = "/afd/v1/members"
+TIMEOUT_S = RENEW_S * 2
+MAX_INFO_BYTES = 4 * 1024 * 1024
+NOT_THE_LEADER = 421  # HTTP's Misdirected Request
+REFUSED = 409
+
+
+class Outcome(Enum):
+    """What became of one report."""
+
+    ACCEPTED = auto()
+    REFUSED = auto()  # by rank 0
+    NOT_THERE = auto()  # nothing answers, or something that is not rank 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To one report; `text` is for people."""
+
+    outcome: Outcome
+    text: str
+
+
+class Membership:
+    """One server's dealings with the others.
+
+    Args:
+        place: Changed here.
+        urls: Where rank 0 may be, in order.
+        secret: Proves that this server belongs to the group.
+        on_rank: Told the rank to load, once, when a waiting server has got one.
+    """
+
+    def __init__(
+        self, place: Place, urls: Sequence[str], secret: bytes, on_rank: Callable[[int], None]
+    ) -> None:
+        self._place = place
+        self._urls = list(urls)
+        self._secret = secret
+        self._on_rank = on_rank
+
+    async def wait_and_report(self, *, owns_rank_0: bool) -> None:
+        """Of a spare, or of a rank 0 that another may have replaced; never returns as a member."""
+        async with _session() as session:
+            await self._wait(session, owns_rank_0=owns_rank_0)
+            self._on_rank(self._place.rank)
+            if self._place.group is None:
+                await self._keep_reporting(session)
+
+    async def keep_reporting(self) -> None:
+        """Of every other rank; never returns."""
+        async with _session() as session:
+            await self._keep_reporting(session)
+
+    async def _wait(self, session: aiohttp.ClientSession, *, owns_rank_0: bool) -> None:
+        report = self._place.report
+        candidate = Candidate(
+            boot_id=report.boot_id,
+            fingerprint=report.fingerprint,
+            ep_size=report.ep_size,
+            owns_rank_0=owns_rank_0,
+        )
+        watch = Watch(tuple(self._urls), candidate)
+        while not await self._look(session, watch):
+            await asyncio.sleep(RENEW_S)
+
+    async def _look(self, session: aiohttp.ClientSession, watch: Watch) -> bool:
+        """Has this server got a rank?"""
+        answers = await asyncio.gather(*(_ask(session, url) for url in self._urls))
+        match watch.decide(answers):
+            case Wait(reason=reason):
+                self._wait_because(reason)
+                return False
+            case Claim(leader_url=url, rank=rank):
+                return await self._claim(session, url, rank)
+            case Lead(is_successor=is_successor):
+                logger.warning("nobody leads the group: this server becomes rank 0")
+                self._place.lead(is_successor=is_successor)
+                return True
+
+    async def _claim(self, session: aiohttp.ClientSession, url: str, rank: int) -> bool:
+        claim = msgspec.structs.replace(self._place.report, rank=rank, is_claim=True)
+        answer = await self._report(session, url, claim)
+        if answer.outcome is not Outcome.ACCEPTED:
+            self._wait_because(answer.text)
+            return False
+        logger.warning("rank %d of the group of %s is missing: taking its place", rank, url)
+        self._place.take(rank)
+        self._prefer(url)
+        return True
+
+    def _wait_because(self, reason: str) -> None:
+        if reason != self._place.reason:
+            logger.info("waiting: %s", reason)
+        self._place.wait(reason)
+
+    async def _keep_reporting(self, session: aiohttp.ClientSession) -> None:
+        said = ""
+        while True:
+            answer = await self._report_to_any(session)
+            if answer.text != said:
+                logger.info("report to rank 0: %s", answer.text)
+                said = answer.text
+            self._place.refusal = answer.text if answer.outcome is Outcome.REFUSED else ""
+            await asyncio.sleep(RENEW_S)
+
+    async def _report_to_any(self, session: aiohttp.ClientSession) -> Answer:
+        # Begins with the one that accepted last, so that another that is away costs no lease.
+        answers = []
+        for url in list(self._urls):
+            answer = await self._report(session, url, self._place.report)
+            if answer.outcome is Outcome.ACCEPTED:
+                self._prefer(url)
+                return answer
+            answers.append(answer)
+        is_refused = any(answer.outcome is Outcome.REFUSED for answer in answers)
+        outcome = Outcome.REFUSED if is_refused else Outcome.NOT_THERE
+        return Answer(outcome, "; ".join(answer.text for answer in answers))
+
+    def _prefer(self, url: str) -> None:
+        self._urls.remove(url)
+        self._urls.insert(0, url)
+
+    async def _report(
+        self, session: aiohttp.ClientSession, url: str, report: MemberReport
+    ) -> Answer:
+        body = msgspec.json.encode(msgspec.structs.replace(report, sent_at_s=time.time()))
+        headers = {PROOF_HEADER: auth.prove(self._secret, "member", body).hex()}
+        try:
+            async with session.post(url + MEMBERS_PATH, data=body, headers=headers) as response:
+                text = await response.text()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return Answer(Outcome.NOT_THERE, f"{url} is not reached: {error!r}")
+        if response.status == 200:
+            return Answer(Outcome.ACCEPTED, f"accepted by {url}")
+        outcome = Outcome.REFUSED if response.status == REFUSED else Outcome.NOT_THERE
+        return Answer(outcome, f"refused by {url}: {text}")
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
+
+
+async def _ask(session: aiohttp.ClientSession, url: str) -> Seen | None:
+    try:
+        async with session.get(url + "/server_info") as response:
+            text = b""
+            async for chunk in response.content.iter_any():
+                text += chunk
+                if len(text) > MAX_INFO_BYTES:
+                    return None
+        return msgspec.json.decode(text, type=Seen)
+    except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, RecursionError):
+        return None
