@@ -14,6 +14,7 @@ from sglang_afd.mlp.board import Board, Counter, State
 from sglang_afd.mlp.rank_order import RankOrder
 from sglang_afd.protocol.messages import Kind, RefusalCode, StepIntent
 from sglang_afd.rounds.units import Intent, Member, Unit
+from sglang_afd.trace.mlp import MlpTimeline
 from sglang_afd.transport.base import (
     Announced,
     Arrived,
@@ -55,6 +56,7 @@ class Loop:
         board: Board,
         order: RankOrder,
         should_stop: Callable[[], bool],
+        timeline: MlpTimeline | None = None,
     ) -> None:
         self._hub = hub
         self._experts = experts
@@ -62,6 +64,7 @@ class Loop:
         self._words = board.words
         self._order = order
         self._should_stop = should_stop
+        self._timeline = timeline
         self._exchanges: dict[Member, Exchange] = {}
         self._partials: dict[Member, list[Tensor]] = {}  # of exchanges that run in pieces
 
@@ -73,7 +76,11 @@ class Loop:
             while not self._should_stop():
                 started_ns = time.monotonic_ns()
                 self._words[Counter.TURNED_AT_NS] = started_ns
-                for event in self._hub.poll(timeout_s):
+                num_waiting = len(self._exchanges)
+                events = self._hub.poll(timeout_s)
+                if self._timeline is not None:
+                    self._timeline.waited(started_ns, num_waiting)
+                for event in events:
                     self._take(event)
                 self._words[Counter.WAIT_NS] += time.monotonic_ns() - started_ns
                 self._words[Counter.REFUSED] = self._hub.num_refused
@@ -94,6 +101,8 @@ class Loop:
         match event:
             case Arrived(exchange=exchange):
                 member = exchange.member
+                if self._timeline is not None:
+                    self._timeline.arrived(member)
                 self._exchanges[member] = exchange
                 self._order.arrived(member, now_s)
             case Announced(peer=peer, message=StepIntent() as intent):
@@ -122,6 +131,8 @@ class Loop:
         self._words[Counter.PEERS] += 1
         self._words[Counter.ATTACHES] += 1
         self._order.peer_attached(event.peer, event.epoch, now_s)
+        if self._timeline is not None:
+            self._timeline.attached(event.peer, event.server_id, event.epoch)
         logger.info("attached %s, epoch %d", event.server_id, event.epoch)
 
     def _forget(self, event: PeerGone, now_s: float) -> None:
@@ -131,6 +142,8 @@ class Loop:
         for member in [member for member in self._exchanges if member.peer == event.peer]:
             del self._exchanges[member]
             self._partials.pop(member, None)
+        if self._timeline is not None:
+            self._timeline.gone(event.peer, event.server_id, event.reason)
         logger.info("%s is gone: %s", event.server_id, event.reason)
 
     def _lose_follower(self, rank: int) -> None:
@@ -151,18 +164,24 @@ class Loop:
             partial = self._experts.run(unit.layer_id, rows)
         except (RuntimeError, ValueError, IndexError) as error:
             self._decline(members, error)
+            if self._timeline is not None:
+                self._timeline.failed(unit, started_ns, str(error))
             return
         ran_ns = time.monotonic_ns()
         if unit.is_prefill:
             self._reply_prefill(members[0], unit, partial)
         else:
             self._reply(members, partial)
+        if self._timeline is not None:
+            self._timeline.ran(unit, members, started_ns, ran_ns)
         self._count(unit, exchanges, rows, started_ns, ran_ns)
 
     def _reply(self, members: list[Member], partial: Tensor) -> None:
         start = 0
         for member in members:
             stop = start + member.num_rows
+            if self._timeline is not None:
+                self._timeline.replying(member)
             self._hub.reply(self._exchanges.pop(member), partial[start:stop])
             start = stop
 
@@ -172,6 +191,8 @@ class Loop:
         if unit.is_last_piece:
             del self._partials[member]
             whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            if self._timeline is not None:
+                self._timeline.replying(member)
             self._hub.reply(self._exchanges.pop(member), whole)
 
     def _decline(self, members: list[Member], error: Exception) -> None:
