@@ -35,7 +35,12 @@ class Announcer:
     """
 
     def __init__(self) -> None:
-        self._told: StepIntent | Withdrawal | None = None
+        self._told: StepIntent | None = None  # None when nothing is expected of us
+
+    @property
+    def is_awaited(self) -> bool:
+        """Does rank 0 expect a step?"""
+        return isinstance(self._told, StepIntent)
 
     def step_begins(
         self, link: Announcing, step: int, kind: Kind, num_rows: int, num_micro_batches: int
@@ -54,10 +59,9 @@ class Announcer:
 
     def idle(self, link: Announcing | None) -> None:
         """Nothing is to come; said once."""
-        if link is None or self._told is None or isinstance(self._told, Withdrawal):
-            return
-        self._told = Withdrawal(epoch=link.epoch, step=self._told.step)
-        link.announce(self._told)
+        told, self._told = self._told, None
+        if link is not None and isinstance(told, StepIntent):
+            link.announce(Withdrawal(epoch=link.epoch, step=told.step))
 
     def _tell(
         self, link: Announcing, step: int, kind: Kind, num_rows: int, num_micro_batches: int
