@@ -1,0 +1,92 @@
+"""What is known of one attention server: where its step is, and whether to wait for it (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from sglang_afd.rounds.units import Intent, Member
+
+Position = tuple[int, int]  # index of the layer, micro-batch: the order in which rows leave a peer
+FIRST: Position = (0, 0)
+
+
+class Place(Enum):
+    """Where a peer's decode step is."""
+
+    AWAY = "between two steps"
+    GATHERED = "at the first layer, in no round yet"
+    ABOARD = "in the round"
+    ASIDE = "in the middle of a step, in no round: parked, or not in the order of layers"
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A decode exchange that is here and has not been run."""
+
+    member: Member
+    position: Position
+    arrived_s: float
+
+
+@dataclass(slots=True)
+class PeerState:
+    """One attached peer."""
+
+    peer: Hashable
+    epoch: int
+    place: Place = Place.AWAY
+    slots: dict[int, Waiting] = field(default_factory=dict)  # by micro-batch
+    num_micro_batches: int = 1
+    step: int = -1  # of the last exchange
+    replied_s: float | None = None  # when its last reply left
+    announced: Intent | None = None  # of a step none of whose rows have come
+    has_decoded: bool = False  # its last step was a decode step, and has ended
+    is_prefilling: bool = False
+    is_withdrawn: bool = False  # it said that no step is to come
+    was_idle: bool = False  # since its last step: what passed is no host gap
+    was_missed: bool = False  # waited for in vain; not again until it shows up
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether its next decode step is likely to come soon.
+
+        A peer that says nothing is expected after each decode step: an intent may be lost, or come
+        with the rows themselves where the scheduler does not run ahead.
+        """
+        if self.place is not Place.AWAY or self.was_missed or self.is_prefilling:
+            return False
+        if self.announced is not None:
+            return not self.announced.is_prefill
+        return self.has_decoded and not self.is_withdrawn
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether decode rows of this peer are under way or will soon be."""
+        return self.place is not Place.AWAY or self.is_expected
+
+    def is_at(self, position: Position) -> bool:
+        """Whether its rows of `position` are here."""
+        waiting = self.slots.get(position[1])
+        return waiting is not None and waiting.position == position
+
+    def announce(self, intent: Intent) -> None:
+        """Note a step to come; one whose rows are here already says nothing new."""
+        if intent.step > self.step:
+            self.announced = intent
+            self.is_withdrawn = False
+
+    def withdraw(self) -> None:
+        """No step is to come."""
+        self.announced = None
+        self.is_withdrawn = self.was_idle = True
+
+    def shows_up(self, step: int) -> None:
+        """Rows of `step` are here."""
+        if step != self.step:
+            self.has_decoded = False
+        self.step = step
+        self.was_missed = self.is_withdrawn = False
+        if self.announced is not None and self.announced.step <= step:
+            self.announced = None
