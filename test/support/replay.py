@@ -23,7 +23,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     progress: str = ""  # file that holds the number of finished steps
     report: str = ""  # file for the report
     num_micro_batches: int = 1  # 1 .. 4
-    attention_s: float = 0.0  # sleep of each layer's attention part, for each micro-batch
+    attention_s: float = 0.0  # sleep of each layer's attention part, all micro-batches together
     prefill_every: int = 0  # a prefill before every so many decode steps; 0 for never
     pause_every: int = 0  # a pause before every so many decode steps; 0 for never
     pause_s: float = 0.0

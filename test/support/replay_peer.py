@@ -11,6 +11,8 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -20,7 +22,7 @@ from replay import Plan, Report
 from replay_trace import LayerCall, Step
 
 from sglang_afd import cli
-from sglang_afd.attn import runtime
+from sglang_afd.attn import micro_batch, runtime
 from sglang_afd.attn.remote_moe import RemoteFusedMoE
 from sglang_afd.attn.runtime import Runtime
 from sglang_afd.attn.scheduler import build_hooks
@@ -84,11 +86,28 @@ class Walker:
         os.pwrite(self._progress, b"%012d" % self.num_steps, 0)
 
     def _forward(self, step: Step, kind: Kind) -> None:
+        num_rows = len(step[0].hidden_states)
+        number = min(self._plan.num_micro_batches, num_rows)
+        bounds = [num_rows * index // number for index in range(number + 1)]
+        slices = [
+            micro_batch.Slice(
+                num_rows=stop - start,
+                forward=partial(self._walk, [call.rows(start, stop) for call in step], number),
+                context=None,
+            )
+            for start, stop in pairwise(bounds)
+        ]
         with runtime.current().step(self.num_steps + 1, kind):
-            for layer, call in zip(self._layers, step, strict=True):
-                time.sleep(self._plan.attention_s)
-                topk = StandardTopKOutput(call.topk_weights, call.topk_ids, torch.empty(0))
-                self._check(layer.layer_id, call, layer(call.hidden_states, topk))
+            if number == 1:
+                self._walk(step, number)
+            else:
+                micro_batch.run_in_turns(slices)
+
+    def _walk(self, step: Step, num_micro_batches: int) -> None:
+        for layer, call in zip(self._layers, step, strict=True):
+            time.sleep(self._plan.attention_s / num_micro_batches)
+            topk = StandardTopKOutput(call.topk_weights, call.topk_ids, torch.empty(0))
+            self._check(layer.layer_id, call, layer(call.hidden_states, topk))
 
     def _check(self, layer_id: int, call: LayerCall, got: torch.Tensor) -> None:
         error = float((got - call.expected).abs().max() / call.expected.abs().max())
@@ -127,11 +146,10 @@ def _leave() -> None:
         raise PeerLost("this peer is leaving")
 
     attacher._find = find_nobody  # type: ignore[method-assign]
-    try:
-        with attacher.use() as link:
-            link.close()
-    except PeerLost:
+    link = attacher._link or attacher._fresh
+    if link is None or link.lost is not None:
         return
+    link.close()
     deadline_s = time.monotonic() + LEAVE_S
     while not link._context.closed and time.monotonic() < deadline_s:
         time.sleep(0.01)
