@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sglang_afd import __version__
-from sglang_afd.config import AfdConfig
+from sglang_afd.config import AfdConfig, has_rounds
 from sglang_afd.errors import ConfigError
 from sglang_afd.mlp import http
 from sglang_afd.mlp.board import Board
@@ -29,6 +29,8 @@ from sglang_afd.protocol import auth
 from sglang_afd.protocol.handshake import Gate, MlpIdentity
 from sglang_afd.protocol.messages import ModelSpec
 from sglang_afd.topology import ExpertShard
+from sglang_afd.trace import file as trace_file
+from sglang_afd.trace import mlp as mlp_timeline
 from sglang_afd.transport.zmq_hub import ZmqHub
 from sglang_afd.upstream.model_check import num_experts_of
 from sglang_afd.upstream.server_args import ServerArgs, model_fingerprint
@@ -46,6 +48,9 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
     auth.require_secret_beyond_loopback(listen, secret, "--afd-listen")
     for url in config.leader_urls:
         auth.require_secret_beyond_loopback(url, secret, "--afd-leader")
+    with_rounds = has_rounds()
+    if config.trace_file:
+        trace_file.check(trace_file.place_of(config.trace_file, "mlp"))
     listener = _bind(server_args.host, server_args.port)
     stop = _StopFlag()
     print_of_model = model_fingerprint(server_args)  # before the load, since it finds broken shards
@@ -70,6 +75,7 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
     if rank is None:
         http_process.stop()
         return 0
+    timeline = mlp_timeline.begin(config.trace_file, f"mlp-{rank}-{report.boot_id[:6]}", rank)
     started_s = time.monotonic()
     with stop.at_once():
         experts = Experts(server_args, rank=rank, ep_size=ep_size)
@@ -92,8 +98,10 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
         server_args.port,
         time.monotonic() - started_s,
     )
-    order = make_rank_order(hub.order, rank=rank, ep_size=ep_size)
-    return _run(Loop(hub, experts, board, order, stop), hub, http_process)
+    order = make_rank_order(
+        hub.order, sorted(experts.layers), rank=rank, ep_size=ep_size, has_rounds=with_rounds
+    )
+    return _run(Loop(hub, experts, board, order, stop, timeline), hub, http_process)
 
 
 class _StopFlag:
