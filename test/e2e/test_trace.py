@@ -63,9 +63,7 @@ def _named(path: Path, name: str) -> list[Any]:
 
 def _exchanges(events: list[Event]) -> list[tuple[Event, list[Event], Event]]:
     """Dispatch, runs and combine of each arrow."""
-    slices = {
-        (e["pid"], e["tid"], e["ts"], e["name"]): e for e in events if e["ph"] == "X"
-    }
+    slices = {(e["pid"], e["tid"], e["ts"], e["name"]): e for e in events if e["ph"] == "X"}
     arrows: defaultdict[int, list[Event]] = defaultdict(list)
     for event in events:
         if event["ph"] in "stf":
