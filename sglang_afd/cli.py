@@ -83,8 +83,9 @@ def build_parser() -> argparse.ArgumentParser:
         attn,
         "mlp_url",
         "--afd-mlp",
-        "URL",
-        "HTTP address of MLP rank 0, which knows the other ranks. Required.",
+        "URL[,URL...]",
+        "HTTP address of MLP rank 0, which knows the other ranks; and those of spares that may "
+        "take its place. Asked in order. Required.",
     )
     _add(
         attn,
@@ -121,8 +122,10 @@ def build_parser() -> argparse.ArgumentParser:
         mlp,
         "leader_url",
         "--afd-leader",
-        "URL",
-        "HTTP address of rank 0; required for the other ranks, which report to it.",
+        "URL[,URL...]",
+        "HTTP address of rank 0, and those of spares that may take its place; required for the "
+        "other ranks, which report to it, and for spares. Give rank 0 the same list, so that it "
+        "waits as a spare when it comes back and another leads.",
     )
     _add(
         mlp,
@@ -136,7 +139,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--afd-spare",
         dest="is_spare",
         action="store_true",
-        help="Wait until a rank of the group of --afd-leader is missing, then take its place.",
+        help="Wait, without experts, until a rank of the group of --afd-leader is missing; then "
+        "load its experts and take its place. It takes rank 0 only if its own address is one of "
+        "--afd-leader.",
     )
     _add(mlp, "max_peers", "--afd-max-peers", "N", "Attention servers attached at once.")
     return parser

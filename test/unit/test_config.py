@@ -75,6 +75,7 @@ def test_the_attention_role_needs_the_address_of_the_experts() -> None:
         ({"ep_rank": 0}, "--afd-ep-rank"),
         ({"leader_url": MLP_URL}, "--afd-leader"),
         ({"max_peers": 2}, "--afd-max-peers"),
+        ({"is_spare": True}, "--afd-spare"),
     ],
 )
 def test_the_attention_role_refuses_flags_of_the_other(settings: dict[str, Any], flag: str) -> None:
@@ -96,7 +97,14 @@ def test_the_mlp_role_refuses_flags_of_the_other(settings: dict[str, Any], flag:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"ep_rank": 0}, {"ep_rank": 3, "leader_url": "http://mlp-0"}]
+    "settings",
+    [
+        {},
+        {"ep_rank": 0},
+        {"ep_rank": 0, "leader_url": f"{MLP_URL},http://spare"},
+        {"ep_rank": 3, "leader_url": "http://mlp-0"},
+        {"is_spare": True, "leader_url": MLP_URL, "listen": "ipc:///x"},
+    ],
 )
 def test_a_rank_is_complete_with_its_leader(settings: dict[str, Any]) -> None:
     assert mlp(**settings)
@@ -110,6 +118,16 @@ def test_a_rank_is_complete_with_its_leader(settings: dict[str, Any]) -> None:
         ({"ep_rank": 0, "leader_url": MLP_URL}, "--afd-ep-rank 0 is the leader"),
         ({"leader_url": MLP_URL}, "--afd-leader .* needs --afd-ep-rank R, or --afd-spare"),
         ({"ep_rank": 1, "leader_url": "nonsense"}, "--afd-leader nonsense is not an address"),
+        ({"ep_rank": 1, "leader_url": f"{MLP_URL},x"}, "--afd-leader x is not an address"),
+        ({"ep_rank": 1, "leader_url": f"{MLP_URL},"}, "--afd-leader  is not an address"),
+        ({"ep_rank": 1, "leader_url": f"{MLP_URL}, {MLP_URL}/"}, f"names {MLP_URL} twice"),
+        ({"is_spare": True}, "--afd-spare needs --afd-leader URL"),
+        ({"is_spare": True, "leader_url": "x"}, "--afd-leader x is not an address"),
+        (
+            {"is_spare": True, "leader_url": MLP_URL, "ep_rank": 1},
+            "--afd-spare with --afd-ep-rank 1: a spare takes whichever rank is missing",
+        ),
+        ({"is_spare": True, "leader_url": MLP_URL, "listen": "x"}, "--afd-listen x is neither"),
     ],
 )
 def test_a_rank_that_does_not_fit_its_leader_is_refused(
@@ -124,9 +142,20 @@ def test_an_http_address_is_accepted(url: str) -> None:
     assert attn(mlp_url=url).mlp_url == url
 
 
+def test_rank_0_may_be_at_several_addresses() -> None:
+    config = attn(mlp_url="http://main:1/, http://[::1]:2")
+
+    assert config.mlp_urls == ("http://main:1", "http://[::1]:2")
+    assert mlp(is_spare=True, leader_url="http://a,http://b").leader_urls == (
+        "http://a",
+        "http://b",
+    )
+
+
 @pytest.mark.parametrize(
     "url",
     [
+        "http://[",
         "127.0.0.1:30010",
         "https://host:1",
         "tcp://host:1",

@@ -27,9 +27,24 @@ INFO: dict[str, Any] = {
 }
 
 
+MAIN, SPARE = "http://127.0.0.1:30010", "http://10.0.0.5:30010"
+
+
 def find(monkeypatch: pytest.MonkeyPatch, info: dict[str, Any], secret: bytes = b"") -> list[str]:
-    answer = msgspec.convert(info, ServerInfo)
-    monkeypatch.setattr(attach, "fetch_info", lambda url: answer)
+    return find_among(monkeypatch, {MAIN: info}, secret)
+
+
+def find_among(
+    monkeypatch: pytest.MonkeyPatch, infos: dict[str, dict[str, Any] | None], secret: bytes = b""
+) -> list[str]:
+    """With an answer for each address, or None where nothing answers."""
+
+    def answer(url: str) -> ServerInfo:
+        if (info := infos[url]) is None:
+            raise PeerLost(f"no MLP server answers at {url}: nobody")
+        return msgspec.convert(info, ServerInfo)
+
+    monkeypatch.setattr(attach, "fetch_info", answer)
     options = LinkOptions(
         server_id="attn-0",
         spec=SPEC,
@@ -37,7 +52,7 @@ def find(monkeypatch: pytest.MonkeyPatch, info: dict[str, Any], secret: bytes = 
         heartbeat_timeout_s=1.0,
         stall_timeout_s=1.0,
     )
-    return Attacher("http://127.0.0.1:30010/", options, StatusBoard())._find()
+    return Attacher(",".join(url + "/" for url in infos), options, StatusBoard())._find()
 
 
 def test_every_rank_is_found_where_this_host_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +74,47 @@ def test_a_rank_that_does_not_lead_is_refused_by_its_number(
 def test_a_group_with_missing_ranks_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PeerLost, match=r"rank\(s\) \[1\] of the group of .* do not serve yet"):
         find(monkeypatch, INFO | {"missing_ranks": [1]})
+
+
+NOT_WHOLE: list[dict[str, Any] | None] = [
+    None,
+    {"role": "mlp", "state": "spare"},
+    {"role": "mlp", "ep_rank": 1},
+    {"model_path": "m"},
+    INFO | {"missing_ranks": [0]},
+    INFO | {"group": [{"rank": 0, "exchange_address": "loopback"}]},
+]
+
+
+@pytest.mark.parametrize("other", NOT_WHOLE)
+def test_the_first_address_that_leads_a_whole_group_is_taken(
+    monkeypatch: pytest.MonkeyPatch, other: dict[str, Any] | None
+) -> None:
+    group = INFO | {"group": [{"rank": 0, "exchange_address": "tcp://0.0.0.0:7001"}]}
+
+    assert find_among(monkeypatch, {SPARE: other, MAIN: INFO}) == [
+        "tcp://127.0.0.1:7000",
+        "ipc:///run/1",
+    ]
+    assert find_among(monkeypatch, {SPARE: group, MAIN: INFO}, SECRET) == ["tcp://10.0.0.5:7001"]
+
+
+def test_where_no_address_leads_all_are_named_and_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(PeerLost) as caught:
+        find_among(monkeypatch, {MAIN: None, SPARE: {"role": "mlp", "state": "spare"}})
+
+    assert str(caught.value) == (
+        f"no MLP server answers at {MAIN}: nobody; the MLP server at {SPARE} is a spare that waits"
+    )
+
+
+def test_addresses_that_can_never_lead_are_refused_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError, match=r"is not an MLP server; .*; --afd-mlp .* is MLP rank 1"):
+        find_among(monkeypatch, {MAIN: {}, SPARE: {"role": "mlp", "ep_rank": 1}})
 
 
 def test_a_rank_on_another_host_needs_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
