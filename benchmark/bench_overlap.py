@@ -53,6 +53,7 @@ class Plan:
     blocks: int  # turns
     overlap_ms: float  # each side's delay for the whole batch
     rounds_attn_ms: float  # the expert delay is four times that
+    fcfs_tokens: int  # of each request without rounds, which takes three times as long
     sweep_attn_ms: float  # for the whole batch
     sweep_tokens: int
     sweep_ratios: tuple[float, ...]  # expert delay over attention delay
@@ -60,11 +61,12 @@ class Plan:
 
 
 WHOLE = Plan(
-    batch=16,
+    batch=8,
     tokens=14,
     blocks=3,
     overlap_ms=20.0,
     rounds_attn_ms=20.0,
+    fcfs_tokens=8,
     sweep_attn_ms=20.0,
     sweep_tokens=8,
     sweep_ratios=(0.25, 0.5, 1.0, 2.0, 4.0),
@@ -76,6 +78,7 @@ QUICK = Plan(
     blocks=1,
     overlap_ms=4.0,
     rounds_attn_ms=2.0,
+    fcfs_tokens=5,
     sweep_attn_ms=4.0,
     sweep_tokens=5,
     sweep_ratios=(0.5, 2.0),
@@ -113,16 +116,18 @@ class Bench:
 
     def rounds(self) -> None:
         """One attention server and four, in turn, on one MLP server; with rounds and without."""
-        for key, env in (
-            ("four_peers_efficiency", {}),
-            ("four_peers_efficiency_fcfs", WITHOUT_ROUNDS),
-        ):
-            self._rounds(key, env)
+        self._rounds("four_peers_efficiency", self._plan.tokens, {})
+        self._rounds("four_peers_efficiency_fcfs", self._plan.fcfs_tokens, WITHOUT_ROUNDS)
 
-    def _rounds(self, key: str, env: dict[str, str]) -> None:
+    def _rounds(self, key: str, num_tokens: int, env: dict[str, str]) -> None:
         plan = self._plan
         runs: dict[int, list[Measurement]] = {1: [], NUM_PEERS: []}
-        load = self._load(1, attn_ms=plan.rounds_attn_ms, expert_ms=NUM_PEERS * plan.rounds_attn_ms)
+        load = self._load(
+            1,
+            num_tokens=num_tokens,
+            attn_ms=plan.rounds_attn_ms,
+            expert_ms=NUM_PEERS * plan.rounds_attn_ms,
+        )
         with self._launcher.group([1] * NUM_PEERS, mlp_env=env) as group:
             for _ in range(plan.blocks):
                 for peers in runs:

@@ -1,7 +1,8 @@
 """Puts a sleep in front of every exchange and of every expert run of this process.
 
 The attention part of a layer ends where its rows are sent, so that is where its delay goes: into
-the thread, and with several micro-batches into the greenlet, that computes the attention.
+the thread, and with several micro-batches into the greenlet, that computes the attention. One
+fault can be planted, to show that the counters notice it: every tenth expert run is not delayed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from sglang_afd.mlp.experts import Experts
 from sglang_afd.protocol.messages import Dispatch, Kind
 from sglang_afd.transport.zmq_link import ZmqLink
 
+FAULT_ENV = "BENCH_OVERLAP_SKIP"  # "1" plants the fault
+SKIPPED = 10
+
 
 class _Delays:
     """The file of this process, opened at the first call: it is forked after planting."""
@@ -22,6 +26,7 @@ class _Delays:
     def __init__(self) -> None:
         self._file: DelayFile | None = None
         self._last_step = -1
+        self._runs = 0
 
     def file(self) -> DelayFile:
         if self._file is None:
@@ -37,6 +42,12 @@ class _Delays:
         self._last_step = header.step
         file.sleep(header.num_rows)
 
+    def before_run(self, num_rows: int) -> None:
+        self._runs += 1
+        if os.environ.get(FAULT_ENV) == "1" and self._runs % SKIPPED == 0:
+            return
+        self.file().sleep(num_rows)
+
 
 def plant() -> None:
     """Patch both roles; which one a process takes is decided later."""
@@ -48,7 +59,7 @@ def plant() -> None:
         dispatch(self, header, rows)
 
     def run_late(self: Experts, layer_id: int, rows: Any) -> Any:
-        delays.file().sleep(rows.hidden_states.shape[0])
+        delays.before_run(rows.hidden_states.shape[0])
         return run(self, layer_id, rows)
 
     ZmqLink.dispatch = dispatch_late  # type: ignore[method-assign]
