@@ -31,7 +31,8 @@ class PrefillQueue:
         self._counters = counters
         self._waiting: deque[_Exchange] = deque()
         self._decode_unit_s = RunningMean()
-        self._rows_per_s = RunningMean()
+        self._piece_rows = RunningMean()
+        self._piece_s = RunningMean()
         self._was_last = False
         self._running: tuple[Unit, float] | None = None
 
@@ -101,15 +102,17 @@ class PrefillQueue:
         if not unit.is_prefill:
             self._decode_unit_s.add(took_s)
         elif unit.num_rows:
-            self._rows_per_s.add(unit.num_rows / took_s)
+            self._piece_rows.add(unit.num_rows)
+            self._piece_s.add(took_s)
 
     @property
     def piece_rows(self) -> int:
-        """So many rows take about one decode unit of time."""
-        unit_s, rows_per_s = self._decode_unit_s.value, self._rows_per_s.value
-        if unit_s is None or rows_per_s is None:
-            return self._options.first_piece_rows
-        return max(self._options.min_piece_rows, int(unit_s * rows_per_s))
+        """So many rows take the time of `piece_units` decode units."""
+        options, unit_s = self._options, self._decode_unit_s.value
+        rows, rows_s = self._piece_rows.value, self._piece_s.value
+        if unit_s is None or rows is None or rows_s is None:
+            return options.first_piece_rows
+        return max(options.min_piece_rows, int(options.piece_units * unit_s * rows / rows_s))
 
     def _count(self, num_rows: int, age_s: float) -> None:
         counters = self._counters
