@@ -86,7 +86,7 @@ class Group:
         if member.is_claim and held is None and member.rank not in self.claimable():
             raise ConfigError(
                 f"rank {member.rank} was never there and may still come; a spare may take its "
-                f"place in {self._grace_ends_s - self._clock():.0f} s"
+                f"place in {self.grace_left_s():.0f} s"
             )
         self._leases[member.rank] = _Lease(report=member, expires_at_s=self._clock() + LEASE_S)
 
@@ -106,12 +106,16 @@ class Group:
     def claimable(self) -> list[int]:
         """The ranks that a spare may take: lost, or not there when the grace ended."""
         live = self._live()
-        has_grace = self._clock() < self._grace_ends_s
+        has_grace = self.grace_left_s() > 0
         return [
             rank
             for rank in range(self._leader.ep_size)
             if rank not in live and (rank in self._leases or not has_grace)
         ]
+
+    def grace_left_s(self) -> float:
+        """How long ranks that were never there still have."""
+        return max(0.0, self._grace_ends_s - self._clock())
 
     def _live(self) -> dict[int, MemberReport]:
         now = self._clock()

@@ -119,7 +119,9 @@ def _ended(stop: asyncio.Event, membership: asyncio.Task[None]) -> None:
 def make_place(board: Board, options: HttpOptions) -> Place:
     """The place of a server that has just started; rank 0 without others to ask leads."""
     place = Place(options.info, options.report, board)
-    if options.asks_first:
+    if options.report.rank == NO_RANK:
+        place.wait("looking for the group")
+    elif options.asks_first:
         place.report = msgspec.structs.replace(options.report, rank=NO_RANK)
     elif options.report.rank == 0:
         place.lead(is_successor=False)
