@@ -165,7 +165,7 @@ def _draw_span(axes: Axes, event: Event, row: int, view: View) -> None:
         edgecolor="white",
         linewidth=0.4,
     )
-    is_wide = width_ms * 1000 > 0.035 * (view.end_us - view.begin_us)
+    is_wide = width_ms * 1000 > 0.018 * (view.end_us - view.begin_us)
     if event["name"] in ("attention", "run") and is_wide:
         label = f"{event['args']['layer']}"
         if event["name"] == "run":
@@ -174,7 +174,12 @@ def _draw_span(axes: Axes, event: Event, row: int, view: View) -> None:
         axes.text(middle, row, label, ha="center", va="center", color="white", fontsize=8)
 
 
-def _draw_arrows(axes: Axes, events: Iterable[Event], rows: dict[Lane, int], view: View) -> None:
+def _draw_arrows(axes: Axes, events: Sequence[Event], rows: dict[Lane, int], view: View) -> None:
+    ends = {
+        (event["pid"], event["tid"], event["ts"]): event["ts"] + event["dur"]
+        for event in events
+        if event["ph"] == "X" and event["name"] == "run"
+    }
     arrows: defaultdict[int, list[Event]] = defaultdict(list)
     for event in events:
         if event["ph"] in ("s", "t", "f") and view.begin_us <= event["ts"] <= view.end_us:
@@ -183,9 +188,10 @@ def _draw_arrows(axes: Axes, events: Iterable[Event], rows: dict[Lane, int], vie
         for start, end in zip(points, points[1:], strict=False):
             if start["pid"] != view.step["pid"] and end["pid"] != view.step["pid"]:
                 continue
+            left_us = ends.get((start["pid"], start["tid"], start["ts"]), start["ts"])
             places = [
-                ((point["ts"] - view.begin_us) / 1000, rows[point["pid"], point["tid"]])
-                for point in (start, end)
+                ((at_us - view.begin_us) / 1000, rows[point["pid"], point["tid"]])
+                for point, at_us in ((start, left_us), (end, end["ts"]))
                 if (point["pid"], point["tid"]) in rows
             ]
             if len(places) == 2:

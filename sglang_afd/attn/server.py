@@ -23,7 +23,7 @@ def serve(config: AfdConfig, server_args: ServerArgs) -> int:
     for url in config.mlp_urls:
         auth.require_secret_beyond_loopback(url, secret, "--afd-mlp")
     if config.trace_file:
-        trace_file.check(trace_file.place_of(config.trace_file, "attn"))
+        trace_file.check(config.trace_file)
     board = StatusBoard()
     is_warm, is_stopping = threading.Event(), threading.Event()
     http_server.add_outermost_middleware(

@@ -50,7 +50,7 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
         auth.require_secret_beyond_loopback(url, secret, "--afd-leader")
     with_rounds = has_rounds()
     if config.trace_file:
-        trace_file.check(trace_file.place_of(config.trace_file, "mlp"))
+        trace_file.check(config.trace_file)
     listener = _bind(server_args.host, server_args.port)
     stop = _StopFlag()
     print_of_model = model_fingerprint(server_args)  # before the load, since it finds broken shards

@@ -15,14 +15,12 @@ _FLAG = "--afd-trace"
 
 def place_of(file: str, server_id: str) -> str:
     """The path to write: `file`, or a file named after the server when `file` is a directory."""
-    if file.endswith("/") or os.path.isdir(file):
-        return os.path.join(file, f"{server_id}.json")
-    return file
+    return os.path.join(file, f"{server_id}.json") if _is_directory(file) else file
 
 
 def place_of_rank(file: str, rank: int) -> str:
     """The path of one of several ranks that were started with the same `file`."""
-    if file.endswith("/") or os.path.isdir(file):
+    if _is_directory(file):
         return file
     path = Path(file)
     return str(path.with_name(f"{path.stem}.rank{rank}{path.suffix}"))
@@ -31,9 +29,16 @@ def place_of_rank(file: str, rank: int) -> str:
 def check(file: str) -> None:
     """Find out before anything loads whether `file` can be written; an earlier timeline stays.
 
+    Args:
+        file: As `--afd-trace` has it, perhaps a directory.
+
     Raises:
         ConfigError: As `open_for_writing`.
     """
+    if _is_directory(file):
+        if not (os.path.isdir(file) and os.access(file, os.W_OK | os.X_OK)):
+            raise ConfigError(f"{_FLAG} {file} must exist and be writable for this user")
+        return
     is_new = not os.path.exists(file)
     os.close(_open(file))
     if is_new:
@@ -49,6 +54,10 @@ def open_for_writing(file: str) -> int:
     descriptor = _open(file)
     os.ftruncate(descriptor, 0)
     return descriptor
+
+
+def _is_directory(file: str) -> bool:
+    return file.endswith("/") or os.path.isdir(file)
 
 
 def _open(file: str) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from sgl_router_afd import config as router_config
 from sgl_router_afd import endpoints
-from sglang_afd import cli
+from sglang_afd import cli, merge_traces
 from sglang_afd.demo import __main__ as demo
 from sglang_afd.fleet import config as launch_config
 from sglang_afd.mlp.board import Board
@@ -68,6 +68,16 @@ def test_every_flag_of_the_model_builder_is_on_the_page(monkeypatch: pytest.Monk
     check("python -m sglang_afd.demo", demo_parser(monkeypatch))
 
 
+def test_the_merge_tool_has_no_flags_and_its_arguments_are_on_the_page() -> None:
+    section = "python -m sglang_afd.merge_traces"
+    parser = merge_traces.build_parser()
+
+    check(section, parser)
+
+    shown = [str(action.metavar) for action in parser._actions if not action.option_strings]
+    assert f"{section} {' '.join(shown)}..." in SECTIONS[section]
+
+
 def test_every_flag_with_our_prefix_on_the_page_exists() -> None:
     known = {option for action in flags_of(cli.build_parser()) for option in action.option_strings}
 
@@ -89,7 +99,7 @@ def test_every_metric_is_on_the_page_and_no_other() -> None:
 def test_the_pages_programs_are_modules_of_this_package() -> None:
     programs = [name.split()[-1] for name in SECTIONS if name.startswith("python -m")]
 
-    assert len(programs) == 4
+    assert len(programs) == 5
     for name in programs:
         path = Path(__file__).parents[2] / Path(*name.split("."))
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), name

@@ -148,11 +148,11 @@ def test_an_earlier_timeline_is_replaced_and_any_other_file_is_not(tmp_path: Pat
     assert other.read_text() == "mine"
 
 
-@pytest.mark.parametrize("place", ["missing/a.json", "", "/dev/null", "/proc/a.json"])
+@pytest.mark.parametrize("place", ["missing/a.json", "missing/", "/dev/null", "/proc/a.json"])
 def test_a_place_that_cannot_be_written_is_refused_with_its_name(
     tmp_path: Path, place: str
 ) -> None:
-    path = str(tmp_path / place)
+    path = f"{tmp_path}/{place}" if place[0] != "/" else place
 
     with pytest.raises(ConfigError, match=f"--afd-trace {path} ") as caught:
         file.check(path)
@@ -160,12 +160,11 @@ def test_a_place_that_cannot_be_written_is_refused_with_its_name(
     assert "choose another" in str(caught.value) or "must exist" in str(caught.value)
 
 
-def test_the_check_at_start_leaves_nothing_behind(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
+@pytest.mark.parametrize("place", ["", "a.json"])
+def test_the_check_at_start_leaves_nothing_behind(tmp_path: Path, place: str) -> None:
+    file.check(str(tmp_path / place))
 
-    file.check(str(path))
-
-    assert not path.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_several_servers_share_a_directory_or_get_their_rank_into_the_name(tmp_path: Path) -> None:
