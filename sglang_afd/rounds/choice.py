@@ -16,6 +16,8 @@ from statistics import median
 NUM_PROBES = 3  # steps with one number before it is judged; the median ignores one odd step
 WINDOW = 5  # latest steps with one number that its median is taken of
 PROBE_AGAIN_STEPS = 500  # of one bucket, between two looks at the numbers not in use
+PROBE_SOONER_STEPS = 50  # the same once the number in use has become faster or slower
+CHANGE = 0.2  # by this share
 MARGIN = 0.05  # another number must be faster by this share
 MIN_ROWS_DECODE = 2  # of each micro-batch; smaller steps are not cut
 MIN_ROWS_PREFILL = 16  # the same for prefill
@@ -40,6 +42,7 @@ class _Bucket:
     times_s: dict[int, deque[float]] = field(default_factory=dict)  # by number
     number: int = 1  # in use
     num_steps: int = 0  # since the last look at the other numbers
+    usual_s: float = 0.0  # of the number in use, when that look was over; 0 before
     num_probes: dict[int, int] = field(default_factory=dict)  # left, by number
 
 
@@ -80,8 +83,8 @@ class Measured:
         bucket.num_probes[number] = max(0, left - 1)
         _decide(bucket)
         bucket.num_steps += 1
-        if bucket.num_steps >= PROBE_AGAIN_STEPS:
-            bucket.num_steps = 0
+        if _is_stale(bucket):
+            bucket.num_steps, bucket.usual_s = 0, 0.0
             bucket.num_probes = {
                 other: NUM_PROBES if other != bucket.number else 0 for other in bucket.times_s
             }
@@ -113,6 +116,17 @@ def _decide(bucket: _Bucket) -> None:
     fastest = min(judged, key=lambda number: (judged[number], number))
     if judged[fastest] < judged[bucket.number] * (1 - MARGIN):
         bucket.number = fastest
+
+
+def _is_stale(bucket: _Bucket) -> bool:
+    if bucket.num_steps >= PROBE_AGAIN_STEPS:
+        return True
+    times_s = bucket.times_s.get(bucket.number)
+    if bucket.num_steps < PROBE_SOONER_STEPS or not times_s:
+        return False
+    now_s = median(times_s)
+    bucket.usual_s = bucket.usual_s or now_s
+    return abs(now_s - bucket.usual_s) > CHANGE * bucket.usual_s
 
 
 def _key(num_rows: int, is_prefill: bool) -> tuple[bool, int]:

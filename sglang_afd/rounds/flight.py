@@ -35,19 +35,14 @@ class Flight:
             state for state in self.members.values() if state.num_micro_batches > micro_batch_id
         ]
 
-    def advance(self, others: Iterable[PeerState], num_layers: int) -> bool:
-        """Go to the next position where somebody has rows; False after the last."""
+    def advance(self, aside: Iterable[Position], num_layers: int) -> bool:
+        """Go to the next position where a member, or somebody aside, has rows; False at the end."""
         layer, micro_batch_id = self.position
         here = [
             micro_batch_id + 1
             for state in self.members.values()
             if state.num_micro_batches > micro_batch_id + 1
         ]
-        here += [
-            waiting.position[1]
-            for state in others
-            for waiting in state.slots.values()
-            if waiting.position[0] == layer and waiting.position[1] > micro_batch_id
-        ]
+        here += [part for at, part in aside if at == layer and part > micro_batch_id]
         self.position = (layer, min(here)) if here else (layer + 1, 0)
         return self.position[0] < num_layers

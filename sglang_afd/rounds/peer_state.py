@@ -71,6 +71,11 @@ class PeerState:
         waiting = self.slots.get(position[1])
         return waiting is not None and waiting.position == position
 
+    @property
+    def stands_at(self) -> Position | None:
+        """The earliest position of which rows are here; taken later they would be out of order."""
+        return min((waiting.position for waiting in self.slots.values()), default=None)
+
     def announce(self, intent: Intent) -> None:
         """Note a step to come; one whose rows are here already says nothing new."""
         if intent.step > self.step:

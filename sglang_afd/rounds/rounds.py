@@ -332,8 +332,12 @@ class Rounds:
 
     def _move_on(self, flight: Flight, now_s: float, unit: Unit | None) -> None:
         flight.moved_s = now_s
-        others = (state for state in self._peers.values() if state.place is Place.ASIDE)
-        is_on = flight.advance(others, len(self._layer_ids))
+        aside = [
+            state.stands_at
+            for state in self._peers.values()
+            if state.place is Place.ASIDE and state.stands_at is not None
+        ]
+        is_on = flight.advance(aside, len(self._layer_ids))
         if is_on and flight.members:
             return
         for state in list(flight.members.values()):
@@ -391,10 +395,9 @@ class Rounds:
         others wait for most of a step.
         """
         aside = [
-            waiting.position
+            state.stands_at
             for state in self._peers.values()
-            if state.place is Place.ASIDE
-            for waiting in state.slots.values()
+            if state.place is Place.ASIDE and state.stands_at is not None
         ]
         if not aside:
             return None
@@ -416,7 +419,7 @@ class Rounds:
         return [
             state
             for state in self._peers.values()
-            if state.place is Place.ASIDE and state.is_at(position)
+            if state.place is Place.ASIDE and state.stands_at == position
         ]
 
     def _is_anybody_decoding(self) -> bool:
