@@ -140,3 +140,19 @@ def test_both_kinds_of_steps_are_there_and_hold_their_layers(events: list[Event]
             and event["ts"] + event["dur"] <= step["ts"] + step["dur"] + 0.01
         ]
         assert len(inside) == 1
+
+
+@pytest.mark.parametrize("role", ["attn", "mlp"])
+def test_a_file_that_cannot_be_written_is_refused_at_start(
+    zygote: Zygote, qwen3: Path, tmp_path: Path, role: str
+) -> None:
+    place = f"{tmp_path}/missing/trace.json"
+    if role == "attn":
+        server = fleet.start_attn(zygote, qwen3, 9, "--afd-trace", place)
+    else:
+        (server,) = fleet.start_mlp(zygote, qwen3, fleet.mlp_ports(1), "--afd-trace", place)
+
+    with running([server]):
+        server.wait_ended()
+
+    assert f"sglang-afd: error: --afd-trace {place} cannot be written" in server.text()

@@ -14,7 +14,7 @@ from sglang_afd.errors import ConfigError
 from sglang_afd.trace import file
 from sglang_afd.trace.header import header_of_this_process
 from sglang_afd.trace.reading import read_timeline
-from sglang_afd.trace.recorder import Recorder
+from sglang_afd.trace.recorder import CHUNK, Recorder
 
 WRITER = """
 import sys, time
@@ -98,15 +98,17 @@ def test_what_does_not_fit_into_memory_is_dropped_and_counted(tmp_path: Path) ->
 
 def test_recording_stops_at_the_largest_size_and_the_server_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    recorder = record(path, max_file_bytes=2000)
-    for number in range(100):
+    recorder = record(path, max_file_bytes=50_000)
+    for number in range(2000):
         recorder.span("run", 0, 0, 0, number=number)
-        recorder.flush()
 
+    recorder.flush()
+
+    recorder.span("run", 0, 0, 0)
     recorder.close()
-
-    assert path.stat().st_size <= 2000
-    assert len(read_timeline(path).events) > 5
+    assert path.stat().st_size <= 50_000
+    numbers = [event.args["number"] for event in read_timeline(path).events]
+    assert len(numbers) > CHUNK and numbers == list(range(len(numbers)))
 
 
 def test_a_disk_that_is_full_ends_the_recording_alone(
