@@ -25,6 +25,7 @@ from sglang_afd.fleet.plan import Plan, router_url
 from sglang_afd.fleet.ports import hold_free_ports, hold_port
 from sglang_afd.fleet.probe import wait_until_ready
 from sglang_afd.fleet.run import run_fleet
+from sglang_afd.fleet.spares import Spares
 from sglang_afd.fleet.spec import ServerSpec
 
 DEMO_PROMPT = "What is the capital of France?"
@@ -50,23 +51,27 @@ def launch(config: LaunchConfig, console: Console) -> int:
     """Find a model and ports for the servers, and run them."""
     with (
         hold_port(config.host, config.port),
-        hold_free_ports("127.0.0.1", config.mlp + config.attn) as ports,
+        hold_free_ports("127.0.0.1", config.mlp + config.attn + config.spares) as ports,
     ):
         model_path = config.model_path or ensure_embedded_model()
         num_gpus = num_visible_gpus()
         if num_gpus == 0:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
         plan = Plan(config=config, model_path=model_path, ports=ports, num_gpus=num_gpus)
-        servers = plan.servers()
-        code = asyncio.run(run_fleet(servers, use(config, servers, console), console))
+        servers, spares = plan.servers(), Spares(config.spares)
+        using = use(config, servers, console, spares)
+        code = asyncio.run(run_fleet(servers, using, console, spares=spares))
         return code if config.prompt else 0
 
 
-async def use(config: LaunchConfig, servers: Sequence[ServerSpec], console: Console) -> None:
+async def use(
+    config: LaunchConfig, servers: Sequence[ServerSpec], console: Console, spares: Spares
+) -> None:
     """Ask what there is to ask; then return after a prompt, or stay until cancelled."""
     async with aiohttp.ClientSession() as session:
         console.progress("starting " + ", ".join(server.name for server in servers))
         await wait_until_ready(servers, session, console)
+        spares.open()
         prompt = DEMO_PROMPT if config.demo else config.prompt
         if prompt:
             await ask(config, prompt, session, console)

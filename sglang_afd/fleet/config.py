@@ -21,6 +21,7 @@ class LaunchConfig:
 
     attn: int = 2  # attention servers; 1 .. 64
     mlp: int = 1  # MLP servers, each one expert-parallel rank; 1 .. 64
+    spares: int = 0  # MLP servers that wait to take the place of one that ends; 0 .. 64
     model_path: Path | None = None  # checkpoint directory; None is the embedded model
     host: str = "127.0.0.1"  # the router's address; the servers stay on 127.0.0.1
     port: int = 30000  # the router's port; 1 .. 65535
@@ -36,6 +37,7 @@ class LaunchConfig:
     def __post_init__(self) -> None:
         _check_range("--attn", self.attn, 1, 64)
         _check_range("--mlp", self.mlp, 1, 64)
+        _check_range("--spares", self.spares, 0, 64)
         _check_range("--port", self.port, 1, 65535)
         _check_range("--max-tokens", self.max_tokens, 1, 1 << 20)
         if self.prompt and self.demo:
@@ -92,6 +94,7 @@ def _build_parser() -> argparse.ArgumentParser:
 
     flag("attn", "number of attention servers", metavar="N")
     flag("mlp", "number of MLP servers", metavar="M")
+    flag("spares", "MLP servers that wait to take the place of one that ends", metavar="K")
     flag("model_path", "checkpoint directory (default: the embedded model)", type=Path)
     flag("host", "address of the router")
     flag("port", "port of the router")

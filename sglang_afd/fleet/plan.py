@@ -34,29 +34,41 @@ class Plan:
 
     config: LaunchConfig
     model_path: Path  # the checkpoint that all of them load
-    ports: Sequence[int]  # a free one per MLP and attention server
+    ports: Sequence[int]  # a free one per MLP server, attention server and spare
     num_gpus: int  # GPUs that they use in turn; 0 is a machine without
     python: str = sys.executable
 
     def servers(self) -> list[ServerSpec]:
         """All servers; the order does not matter, each waits for those that it needs."""
         mlp = [self._mlp(rank) for rank in range(self.config.mlp)]
+        spares = [self._spare(index) for index in range(self.config.spares)]
         attn = [self._attn(index) for index in range(self.config.attn)]
-        return [*mlp, *attn, self._router()]
+        return [*mlp, *spares, *attn, self._router()]
 
     def _mlp(self, rank: int) -> ServerSpec:
         flags = ["--ep-size", str(self.config.mlp), "--afd-ep-rank", str(rank)]
-        if rank > 0:
-            flags += ["--afd-leader", self._url(0)]
+        if rank > 0 or self.config.spares > 0:
+            flags += ["--afd-leader", self._leaders()]
         return self._server("mlp", rank, rank, [*flags, *self.config.mlp_args])
 
+    def _spare(self, index: int) -> ServerSpec:
+        flags = ["--ep-size", str(self.config.mlp), "--afd-spare", "--afd-leader", self._leaders()]
+        place = self.config.mlp + self.config.attn + index
+        return self._server("mlp", self.config.mlp + index, place, [*flags, *self.config.mlp_args])
+
     def _attn(self, index: int) -> ServerSpec:
-        flags = ["--afd-mlp", self._url(0)]
+        flags = ["--afd-mlp", self._leaders()]
         if self.num_gpus == 0:
             # A scheduler without requests would otherwise take a whole core.
             flags.append("--sleep-on-idle")
         place = self.config.mlp + index
         return self._server("attn", index, place, [*flags, *self.config.attn_args])
+
+    def _leaders(self) -> str:
+        """Where rank 0 may be: at its own address, or at a spare's."""
+        first = self.config.mlp + self.config.attn
+        places = [0, *range(first, first + self.config.spares)]
+        return ",".join(self._url(place) for place in places)
 
     def _router(self) -> ServerSpec:
         first, last = self.config.mlp, self.config.mlp + self.config.attn
@@ -84,6 +96,7 @@ class Plan:
             status_url=self._url(place) + STATUS_PATH,
             stop_signal=STOP_SIGNALS[role],
             stop_stage=STOP_STAGES[role],
+            has_spares=role == "mlp" and self.config.spares > 0,
         )
 
     def _shares_gpu(self, place: int) -> bool:

@@ -66,7 +66,7 @@ def missing_from(status: Any) -> str:
     Attention and MLP servers have a state, the router lists its servers with theirs.
     """
     match status:
-        case {"state": "ready"}:
+        case {"state": "ready" | "spare"}:
             return ""
         case {"state": str(state), **rest}:
             reason = rest.get("reason")

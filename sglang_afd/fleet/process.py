@@ -32,6 +32,7 @@ class ServerProcess:
     def __init__(self, spec: ServerSpec, on_line: Callable[[str], None]) -> None:
         self.name = spec.name
         self.stop_stage = spec.stop_stage
+        self.has_spares = spec.has_spares
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._stop_signal = spec.stop_signal
         self._popen = subprocess.Popen(

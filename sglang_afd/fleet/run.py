@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from sglang_afd.errors import AfdError
 from sglang_afd.fleet.console import Console
 from sglang_afd.fleet.guard import Guard
 from sglang_afd.fleet.interrupts import Interrupts
 from sglang_afd.fleet.process import ServerProcess
+from sglang_afd.fleet.spares import Spares
 from sglang_afd.fleet.spec import ServerSpec
 
 GRACE_S = 10.0  # from the request to stop until the kill
@@ -29,6 +30,7 @@ async def run_fleet(
     console: Console,
     *,
     grace_s: float = GRACE_S,
+    spares: Spares | None = None,
 ) -> int:
     """Start every server, use them, stop every server.
 
@@ -37,6 +39,7 @@ async def run_fleet(
         use: What the servers are for; cancelled when a server ends or a signal asks to stop.
         console: Shows the servers' output.
         grace_s: How long a server may take to stop before it is killed.
+        spares: So many servers that have spares may end; None is none.
     Returns: Exit code: 0, or 128 + the signal that asked to stop.
     Raises: ServerExited, with the server's last lines; whatever `use` raises.
     """
@@ -47,7 +50,8 @@ async def run_fleet(
         try:
             for spec in servers:
                 processes.append(_start(spec, guard, console))
-            await _until_first(using, _first_exit(processes), interrupts.stop.wait())
+            ending = _first_loss(processes, spares or Spares(0), console)
+            await _until_first(using, ending, interrupts.stop.wait())
         finally:
             interrupts.stop.set()  # from here on a signal means: at once
             console.progress("stopping the servers; Ctrl-C kills them at once")
@@ -72,16 +76,28 @@ async def _until_first(*work: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> N
         task.result()
 
 
-async def _first_exit(processes: Sequence[ServerProcess]) -> None:
+async def _first_loss(processes: Sequence[ServerProcess], spares: Spares, console: Console) -> None:
+    """Until a server ends that no spare replaces."""
     ends = {asyncio.create_task(process.wait()): process for process in processes}
-    done, pending = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
-        task.cancel()
-    task = done.pop()
-    process = ends[task]
+    try:
+        while True:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                process, ended = ends.pop(task), _ended(task.result())
+                if not process.has_spares or not spares.take():
+                    await _raise(process, ended)
+                console.progress(
+                    f"{process.name} {ended}; a spare takes its place, {spares.left} left"
+                )
+    finally:
+        for task in ends:
+            task.cancel()
+
+
+async def _raise(process: ServerProcess, ended: str) -> NoReturn:
     await process.drain_output(DRAIN_S)
     last_lines = "".join(f"\n  {line}" for line in process.tail) or " nothing"
-    raise ServerExited(f"{process.name} {_ended(task.result())}; its last lines:{last_lines}")
+    raise ServerExited(f"{process.name} {ended}; its last lines:{last_lines}")
 
 
 def _ended(code: int) -> str:

@@ -15,3 +15,4 @@ class ServerSpec:
     status_url: str  # see probe.py for what counts as ready
     stop_signal: signal.Signals = signal.SIGTERM
     stop_stage: int = 0  # servers of a lower stage are stopped first: those that use the others
+    has_spares: bool = False  # another takes its place when it ends, while there are spares

@@ -32,15 +32,29 @@ import asyncio, json, sys
 from sglang_afd.errors import AfdError
 from sglang_afd.fleet.console import Console
 from sglang_afd.fleet.run import run_fleet
+from sglang_afd.fleet.spares import Spares
 from sglang_afd.fleet.spec import ServerSpec
 
 servers = [
-    ServerSpec(name=name, argv=(sys.executable, "-c", code), status_url="", stop_stage=stage)
+    ServerSpec(
+        name=name,
+        argv=(sys.executable, "-c", code),
+        status_url="",
+        stop_stage=stage,
+        has_spares=name.startswith("mlp"),
+    )
     for stage, (name, code) in enumerate(json.loads(sys.argv[1]).items())
 ]
 console = Console(quiet=False)
+spares = Spares(int(sys.argv[3]))
+
+async def use():
+    if sys.argv[4] == "ready":
+        spares.open()
+    await asyncio.sleep(float(sys.argv[2]))
+
 try:
-    sys.exit(asyncio.run(run_fleet(servers, asyncio.sleep(float(sys.argv[2])), console, grace_s=2)))
+    sys.exit(asyncio.run(run_fleet(servers, use(), console, grace_s=2, spares=spares)))
 except AfdError as error:
     console.progress(f"error: {error}")
     sys.exit(1)
@@ -50,12 +64,13 @@ except AfdError as error:
 class Launcher:
     """A launcher process over servers given as Python code, in the order in which they stop."""
 
-    def __init__(self, log: Path, servers: dict[str, str], use_s: float) -> None:
+    def __init__(
+        self, log: Path, servers: dict[str, str], use_s: float, spares: int, state: str
+    ) -> None:
         self.log = log
+        argv = [sys.executable, "-c", LAUNCHER, json.dumps(servers), str(use_s), str(spares), state]
         with log.open("w") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", LAUNCHER, json.dumps(servers), str(use_s)], stderr=stderr
-            )
+            self.process = subprocess.Popen(argv, stderr=stderr)
 
     def text(self) -> str:
         return self.log.read_text()
@@ -77,8 +92,10 @@ StartLauncher = Callable[..., Launcher]
 def start_launcher(tmp_path: Path) -> Iterator[StartLauncher]:
     launchers: list[Launcher] = []
 
-    def start(servers: dict[str, str], use_s: float = 600) -> Launcher:
-        launchers.append(Launcher(tmp_path / "log", servers, use_s))
+    def start(
+        servers: dict[str, str], use_s: float = 600, spares: int = 0, state: str = "ready"
+    ) -> Launcher:
+        launchers.append(Launcher(tmp_path / "log", servers, use_s, spares, state))
         return launchers[-1]
 
     yield start
@@ -221,4 +238,40 @@ def test_a_killed_launcher_leaves_no_process(start_launcher: StartLauncher) -> N
     os.kill(launcher.process.pid, signal.SIGKILL)
 
     assert launcher.process.wait(WAIT_S) == -signal.SIGKILL
+    assert_none_is_left(pids)
+
+
+def _pid_of(launcher: Launcher, name: str) -> int:
+    found = re.search(rf"{name} \| pids (\d+)", launcher.text())
+    assert found, launcher.text()
+    return int(found[1])
+
+
+def test_so_many_mlp_servers_may_end_as_there_are_spares(start_launcher: StartLauncher) -> None:
+    names = ("attn-0", "mlp-0", "mlp-1", "mlp-2")
+    launcher = start_launcher(dict.fromkeys(names, SERVER.format(then="")), spares=1)
+    pids = launcher.pids(len(names))
+
+    os.killpg(_pid_of(launcher, "mlp-1"), signal.SIGKILL)
+    wait_until(lambda: "a spare takes its place, 0 left" in launcher.text(), launcher.text)
+    assert launcher.process.poll() is None
+    os.killpg(_pid_of(launcher, "mlp-2"), signal.SIGKILL)
+
+    assert launcher.process.wait(WAIT_S) == 1
+    assert "error: mlp-2 was killed by SIGKILL" in launcher.text()
+    assert_none_is_left(pids)
+
+
+@pytest.mark.parametrize(("victim", "state"), [("attn-0", "ready"), ("mlp-0", "starting")])
+def test_a_spare_is_none_for_an_attention_server_and_none_before_all_are_ready(
+    start_launcher: StartLauncher, victim: str, state: str
+) -> None:
+    servers = dict.fromkeys(("attn-0", "mlp-0", "mlp-1"), SERVER.format(then=""))
+    launcher = start_launcher(servers, spares=1, state=state)
+    pids = launcher.pids(len(servers))
+
+    os.killpg(_pid_of(launcher, victim), signal.SIGKILL)
+
+    assert launcher.process.wait(WAIT_S) == 1
+    assert f"error: {victim} was killed by SIGKILL" in launcher.text()
     assert_none_is_left(pids)

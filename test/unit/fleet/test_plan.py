@@ -15,7 +15,7 @@ def plan(config: LaunchConfig, num_gpus: int = 0) -> dict[str, list[str]]:
     servers = Plan(
         config=config,
         model_path=Path("/model"),
-        ports=range(20000, 20000 + config.mlp + config.attn),
+        ports=range(20000, 20000 + config.mlp + config.attn + config.spares),
         num_gpus=num_gpus,
         python="python",
     ).servers()
@@ -51,6 +51,21 @@ def test_every_server_gets_its_own_port_and_the_addresses_of_those_it_needs() ->
         "http://127.0.0.1:20002",
         "http://127.0.0.1:20003",
     ]
+
+
+def test_spares_and_everybody_who_has_to_find_rank_0_get_one_list_of_addresses() -> None:
+    servers = plan(LaunchConfig(attn=1, mlp=2, spares=2))
+
+    leaders = "http://127.0.0.1:20000,http://127.0.0.1:20003,http://127.0.0.1:20004"
+    assert list(servers) == ["mlp-0", "mlp-1", "mlp-2", "mlp-3", "attn-0", "router"]
+    for name in ("mlp-0", "mlp-1", "mlp-2", "mlp-3"):
+        assert value_of("--afd-leader", servers[name]) == leaders
+        assert value_of("--ep-size", servers[name]) == "2"
+        assert ("--afd-spare" in servers[name]) == (name in ("mlp-2", "mlp-3"))
+    assert "--afd-ep-rank" not in servers["mlp-2"]
+    assert value_of("--afd-mlp", servers["attn-0"]) == leaders
+    assert [value_of("--port", servers[name]) for name in ("mlp-2", "mlp-3")] == ["20003", "20004"]
+    assert servers["router"][servers["router"].index("--attn") + 1] == "http://127.0.0.1:20002"
 
 
 def test_a_users_flags_come_last_so_that_they_win() -> None:
@@ -98,6 +113,7 @@ def test_servers_that_share_a_gpu_leave_each_other_memory() -> None:
     ("argv", "message"),
     [
         (["--attn", "0"], "--attn got 0"),
+        (["--spares", "-1"], "--spares got -1"),
         (["--port", "70000"], "--port got 70000"),
         (["--prompt", "x", "--demo"], "--prompt and --demo both"),
         (["--model-path", "/nowhere"], "--model-path /nowhere is no directory"),
@@ -135,6 +151,8 @@ def test_the_router_is_reached_on_an_address_of_this_host(host: str, url: str) -
     ("status", "missing"),
     [
         ({"role": "attn", "state": "ready"}, ""),
+        ({"role": "mlp", "state": "spare", "reason": "no rank is free"}, ""),
+        ({"role": "mlp", "state": "loading", "reason": "rank 1"}, "loading (rank 1)"),
         ({"state": "starting"}, "starting"),
         ({"state": "detached", "reason": "no MLP server"}, "detached (no MLP server)"),
         ({"servers": [{"state": "ready"}, {"state": "unknown"}]}, "1 of 2 connected"),
