@@ -15,7 +15,7 @@ import msgspec
 
 from sglang_afd.attn.status import LinkState, StatusBoard
 from sglang_afd.config import check_exchange_address, split_urls
-from sglang_afd.errors import AfdError, ConfigError, PeerLost, Refused
+from sglang_afd.errors import AfdError, ConfigError, PeerLost, Refused, StallTimeout
 from sglang_afd.protocol import auth
 from sglang_afd.transport.addresses import replace_wildcard
 from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
@@ -31,9 +31,10 @@ MAX_INFO_BYTES = 4 * 1024 * 1024
 class Attacher:
     """Keeps one `ZmqLink` alive.
 
-    The scheduler's thread borrows the link with `use()`; this class's own thread attaches, watches,
-    attaches again, and closes what was lost as soon as no step uses it. A refusal ends the
-    start-up, but not a server that has once been attached.
+    The scheduler's thread takes the link inside `use()`, and waits there for another when it was
+    lost; this class's own thread attaches, watches, attaches again, and closes what was lost as
+    soon as no step uses it. A refusal ends the start-up, but not a server that has once been
+    attached.
     """
 
     def __init__(self, mlp_url: str, options: LinkOptions, board: StatusBoard) -> None:
@@ -42,6 +43,7 @@ class Attacher:
         self._board = board
         self._link: ZmqLink | None = None  # in use by the scheduler's thread
         self._fresh: ZmqLink | None = None  # attached and not taken yet
+        self._stalled_since_s = float("inf")  # when the link was lost; inf while attached
         self._refusal: AfdError | None = None
         self._has_started = False  # from then on a refusal is no reason to end
         self._dead: list[ZmqLink] = []  # lost, and perhaps still used by a step
@@ -74,27 +76,70 @@ class Attacher:
             self._has_started = True
 
     @contextmanager
-    def use(self) -> Iterator[ZmqLink]:
-        """The link in force, for one step of the scheduler's thread.
+    def use(self) -> Iterator[None]:
+        """Around each step of the scheduler's thread: no link is closed under it."""
+        with self._in_use:
+            yield
+
+    def take(self, *, waiting_since_s: float, limit_s: float) -> ZmqLink:
+        """The link in force, inside `use()`; while there is none, wait for the next.
+
+        Args:
+            waiting_since_s: When the step began to wait; the stall timeout runs from there, or from
+                the loss if that was earlier.
+            limit_s: `time.monotonic()` at which the wait ends in any case.
 
         Raises:
-            PeerLost: Detached; the message says why.
+            StallTimeout: No MLP servers are attached, and the deadline has passed.
         """
-        with self._in_use:
-            yield self._take()
-
-    def _take(self) -> ZmqLink:
-        current = self._link
-        if current is not None and current.lost is None:
-            return current
-        with self._lock:
-            if current is not None:
-                current.close()
+        with self._changed:
+            if self._link is not None and self._link.lost is None:
+                return self._link
+            since_s = min(waiting_since_s, self._stalled_since_s)
+            why = self._drop_link()
+            deadline_s = min(since_s + self._options.stall_timeout_s, limit_s)
+            self._changed.wait_for(lambda: self._fresh, max(0.0, deadline_s - time.monotonic()))
+            if self._fresh is None:
+                raise StallTimeout(self._board.read().reason or why)
             self._link, self._fresh = self._fresh, None
-        if self._link is None or self._link.lost is not None:
-            why = current.lost if current is not None and current.lost else ""
-            raise PeerLost(why or self._board.read().reason or "no MLP server is attached")
-        return self._link
+            return self._link
+
+    def take_now(self) -> ZmqLink | None:
+        """The link in force, inside `use()`, or None; does not wait."""
+        with self._lock:
+            if self._link is None or self._link.lost is not None:
+                self._drop_link()
+                self._link, self._fresh = self._fresh, None
+            return self._link
+
+    def hold(self) -> None:
+        """Requests are held for another stall timeout from now on, unless attached."""
+        with self._lock:
+            if self._is_attached():
+                return
+            now_s = time.monotonic()
+            self._board.update(
+                state=LinkState.STALLED,
+                stalled_since_s=min(now_s, self._stalled_since_s),
+                held_until_s=now_s + self._options.stall_timeout_s,
+            )
+
+    def wait_attached(self, timeout_s: float) -> bool:
+        """Outside `use()`: is a link there, after `timeout_s` at the latest?"""
+        with self._changed:
+            return self._changed.wait_for(self._is_attached, timeout_s)
+
+    def _is_attached(self) -> bool:
+        link = self._fresh or self._link
+        return link is not None and link.lost is None
+
+    def _drop_link(self) -> str:
+        """Close the link in force; returns why it is of no use any more."""
+        link, self._link = self._link, None
+        if link is None:
+            return "no MLP server is attached"
+        link.close()
+        return link.lost or "closed"
 
     def _run(self) -> None:
         try:
@@ -166,6 +211,7 @@ class Attacher:
         )
         with self._changed:
             self._fresh = link
+            self._stalled_since_s = float("inf")
             self._board.update(
                 state=LinkState.READY,
                 reason="",
@@ -177,16 +223,22 @@ class Attacher:
         logger.info("attached to %d MLP server(s), epoch %d", len(ranks), link.epoch)
 
     def _lost(self, link: ZmqLink) -> None:
-        reason = link.lost or "closed"
+        reason, now_s = link.lost or "closed", time.monotonic()
         self._dead.append(link)
         with self._lock:
             if self._fresh is link:  # the scheduler never took it
                 self._fresh = None
                 link.close()
-        losses = self._board.read().num_losses + 1
-        self._board.update(
-            state=LinkState.DETACHED, reason=reason, epoch=0, ranks=(), num_losses=losses
-        )
+            self._stalled_since_s = now_s
+            self._board.update(
+                state=LinkState.STALLED,
+                reason=reason,
+                epoch=0,
+                ranks=(),
+                num_losses=self._board.read().num_losses + 1,
+                stalled_since_s=now_s,
+                held_until_s=now_s + self._options.stall_timeout_s,
+            )
         logger.warning("lost the MLP servers: %s; attaching again", reason)
 
     def _reap(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -13,14 +14,15 @@ from sglang_afd.attn.status import LinkState, StatusBoard
 from sglang_afd.protocol.paths import STATUS_PATH
 from sglang_afd.upstream.versions import check_version
 
-# Paths whose answer needs the MLP servers; while they are away, 503 at once.
+_PROBE = "/health_generate"  # asks whether a request would be answered now; is never held
+
+# Paths whose answer needs the MLP servers; held while these are away for a short time only.
 _NEEDS_EXPERTS = frozenset(
     {
         "/api/chat",
         "/api/generate",
         "/generate",
         "/vertex_generate",
-        "/health_generate",
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/embeddings",
@@ -39,8 +41,10 @@ _CHANGES_WEIGHTS = ("/update_weights", "/init_weights_update_group", "/load_lora
 
 
 def _describe(board: StatusBoard, *, is_warm: bool) -> dict[str, Any]:
-    status = board.read()
+    now_s = time.monotonic()
+    status = board.read().at(now_s)
     state, reason = status.state, status.reason
+    is_stalled = state is LinkState.STALLED
     if state is LinkState.READY and not is_warm:
         state, reason = LinkState.STARTING, "the warm-up request is running"
     elif state is LinkState.STARTING and not reason:
@@ -51,16 +55,31 @@ def _describe(board: StatusBoard, *, is_warm: bool) -> dict[str, Any]:
         "reason": reason,
         "epoch": status.epoch,
         "mlp": list(status.ranks),
+        "stalled_for_s": round(now_s - status.stalled_since_s, 3) if is_stalled else None,
+        "gives_up_in_s": round(status.held_until_s - now_s, 3) if is_stalled else None,
         "num_attaches": status.num_attaches,
         "num_losses": status.num_losses,
+        "num_retracted_requests": status.num_retracted_requests,
         "num_failed_requests": status.num_failed_requests,
+        **_describe_steps(board.steps()),
         "weights": status.weights,
         "versions": {"sglang_afd": __version__, "sglang": check_version()},
     }
 
 
+def _describe_steps(by_number: dict[str, int]) -> dict[str, Any]:
+    num_steps = sum(by_number.values())
+    return {
+        "num_steps": num_steps,
+        "num_split_steps": num_steps - by_number["1"],
+        "steps_by_num_micro_batches": by_number,
+    }
+
+
 class Doorkeeper:
     """ASGI middleware before all of SGLang's: answers the status, and 503 while detached.
+
+    While stalled, requests go on to SGLang, whose scheduler holds them.
 
     Outside SGLang's API-key check, so that a router needs no key to see who can serve.
     """
@@ -99,11 +118,15 @@ class Doorkeeper:
             return JSONResponse(_describe(self._board, is_warm=self._is_warm.is_set()))
         if path.startswith(_CHANGES_WEIGHTS):
             return _half_a_model(path)
+        if path == _PROBE:
+            return self._unless(LinkState.READY)
         if path in _NEEDS_EXPERTS:
-            status = self._board.read()
-            if status.state is not LinkState.READY:
-                return _unavailable(status.reason)
+            return self._unless(LinkState.READY, LinkState.STALLED)
         return None
+
+    def _unless(self, *states: LinkState) -> JSONResponse | None:
+        status = self._board.read().at(time.monotonic())
+        return None if status.state in states else _unavailable(status.reason)
 
 
 def _unavailable(reason: str) -> JSONResponse:

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sglang_afd.attn import micro_batch as micro_batches
 from sglang_afd.attn import runtime
+from sglang_afd.attn.micro_batch import MicroBatch
 from sglang_afd.transport.base import Rows
 from sglang_afd.upstream.moe import (
     BaseDispatcher,
@@ -20,13 +22,12 @@ from sglang_afd.upstream.moe import (
     TopKOutputChecker,
 )
 
-MICRO_BATCH_ID = 0  # one micro-batch a step in this version
-
 
 class Dispatched(NamedTuple):
     """A dispatch that has begun; the pieces after the first have not been sent yet."""
 
     hidden_states: Tensor  # [T, H], as given
+    micro_batch: MicroBatch
     pieces: Sequence[Rows]  # at most max_rows rows each
 
     @property
@@ -54,16 +55,17 @@ class RemoteDispatcher(BaseDispatcher):
         """
         if not TopKOutputChecker.format_is_standard(topk_output):
             raise AssertionError(f"top-k came as {topk_output.format}, expected STANDARD")
+        micro_batch = micro_batches.current(hidden_states.shape[0])
         if hidden_states.shape[0] == 0:
-            return Dispatched(hidden_states, ())
+            return Dispatched(hidden_states, micro_batch, ())
         rows = Rows(
             hidden_states=hidden_states.cpu().contiguous(),
             topk_ids=topk_output.topk_ids.to("cpu", torch.int32).contiguous(),
             topk_weights=topk_output.topk_weights.to("cpu", torch.float32).contiguous(),
         )
         pieces = _cut(rows, runtime.current().max_rows)
-        runtime.current().send(self._layer_id, MICRO_BATCH_ID, pieces[0])
-        return Dispatched(hidden_states, pieces)
+        runtime.current().send(self._layer_id, micro_batch, pieces[0])
+        return Dispatched(hidden_states, micro_batch, pieces)
 
     def combine(self, combine_input: Dispatched) -> Tensor:
         """Wait for the sums: [T, H]; zero rows exchange nothing.
@@ -71,14 +73,14 @@ class RemoteDispatcher(BaseDispatcher):
         Raises:
             PeerLost: An MLP server went away, or did not reply in time.
         """
-        hidden_states, pieces = combine_input
+        hidden_states, micro_batch, pieces = combine_input
         if not pieces:
             return torch.empty_like(hidden_states)
         link = runtime.current()
-        sums = [link.receive(MICRO_BATCH_ID)]
+        sums = [link.receive(micro_batch.id)]
         for piece in pieces[1:]:
-            link.send(self._layer_id, MICRO_BATCH_ID, piece)
-            sums.append(link.receive(MICRO_BATCH_ID))
+            link.send(self._layer_id, micro_batch, piece)
+            sums.append(link.receive(micro_batch.id))
         return (sums[0] if len(sums) == 1 else torch.cat(sums)).to(hidden_states.device)
 
 
@@ -94,8 +96,10 @@ class RemoteFusedMoE(FusedMoE):
     def forward(
         self, hidden_states: Tensor, topk_output: TopKOutput, pre_quant_input: object = None
     ) -> Tensor:
-        """[T, H] to [T, H]; nothing of SGLang's is held while it waits."""
-        return self.dispatcher.combine(self.dispatcher.dispatch(hidden_states, topk_output))
+        """[T, H] to [T, H]; nothing of SGLang's is held while others run and while it waits."""
+        dispatched = self.dispatcher.dispatch(hidden_states, topk_output)
+        micro_batches.let_others_run()
+        return self.dispatcher.combine(dispatched)
 
 
 class _WeightlessMethod(FusedMoEMethodBase):

@@ -1,4 +1,4 @@
-"""The hooks in SGLang's scheduler process, and what happens when the MLP servers are gone."""
+"""The hooks in SGLang's scheduler process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from sglang_afd.attn import runtime
+from sglang_afd.attn.announcer import Forecast
+from sglang_afd.attn.recovery import Recovery
 from sglang_afd.attn.remote_moe import RemoteFusedMoE
 from sglang_afd.attn.runtime import Runtime
+from sglang_afd.attn.split_forward import SplitForward
 from sglang_afd.attn.status import StatusBoard
 from sglang_afd.config import AfdConfig
-from sglang_afd.errors import AfdError, PeerLost
+from sglang_afd.errors import AfdError, PeerLost, StallTimeout
 from sglang_afd.protocol.messages import Kind
-from sglang_afd.upstream import hooks, scheduler, weights
+from sglang_afd.upstream import hooks, inner_model, scheduler, weights
 from sglang_afd.upstream.moe import MOE_CLASS_HOOK
 from sglang_afd.upstream.server_args import ServerArgs
 
@@ -35,8 +38,8 @@ def run_attn_scheduler(
         *args: Whatever else SGLang passes.
         **kwargs: Whatever else SGLang passes.
     """
-    runtime.install(Runtime(config, server_args, board))
     try:
+        runtime.install(Runtime(config, server_args, board))
         hooks.install(build_hooks())
     except AfdError as error:
         _die(error)
@@ -61,6 +64,7 @@ def build_hooks() -> list[hooks.Hook]:
             target=scheduler.EVENT_LOOP_HOOK, type=hooks.AROUND, function=_around_event_loop
         ),
         hooks.Hook(target=scheduler.RUN_BATCH_HOOK, type=hooks.AROUND, function=_around_run_batch),
+        hooks.Hook(target=scheduler.IDLE_HOOK, type=hooks.AROUND, function=_around_idle),
     ]
 
 
@@ -74,34 +78,48 @@ def _around_load_model(
             architecture=runner.model_config.hf_config.architectures[0],
             dtype=str(runner.model_config.dtype).removeprefix("torch."),
         )
+        if not runner.is_draft_worker:
+            _install_split(runner)
     except AfdError as error:
         _die(error)
+
+
+def _install_split(runner: scheduler.ModelRunner) -> None:
+    """The hook that can be named only when the model is there."""
+    here = runtime.current()
+    if here.config.num_micro_batches == "1":
+        return
+    inner = inner_model.find_inner_model(runner.model)
+    inner_model.keep_on_one_stream(runner.model)
+    hooks.install(
+        [
+            hooks.Hook(
+                target=inner_model.forward_hook(inner),
+                type=hooks.AROUND,
+                function=SplitForward(here, runner, inner),
+            )
+        ]
+    )
 
 
 def _around_event_loop(
     dispatch_event_loop: Callable[[scheduler.Scheduler], None], owner: scheduler.Scheduler
 ) -> None:
-    """SGLang's event loop, entered again whenever the MLP servers were lost in it."""
+    """SGLang's event loop, entered again whenever a step could not be finished in it."""
     here = runtime.current()
     try:
         here.wait_attached()
     except AfdError as error:
         _die(error)
+    recovery = Recovery(here)
     while True:
         try:
             dispatch_event_loop(owner)
             return
+        except StallTimeout as error:
+            recovery.after_stall(owner, error)
         except PeerLost as error:
-            on_peer_lost(owner, error)
-
-
-def on_peer_lost(owner: scheduler.Scheduler, error: PeerLost) -> None:
-    """The one place that decides what losing the MLP servers means: every request fails."""
-    board = runtime.current().board
-    message = f"the MLP servers are away ({error}); try again shortly"
-    num_failed = scheduler.fail_all_requests(owner, message)
-    board.update(num_failed_requests=board.read().num_failed_requests + num_failed)
-    logger.warning("failed %d request(s): %s", num_failed, error)
+            recovery.after_failure(owner, error)
 
 
 def _around_run_batch(
@@ -111,9 +129,25 @@ def _around_run_batch(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
+    here = runtime.current()
     kind = Kind.DECODE if batch.forward_mode.is_decode() else Kind.PREFILL
-    with runtime.current().step(owner.forward_ct + 1, kind):
-        return run_batch(owner, batch, *args, **kwargs)
+    with here.step(owner.forward_ct + 1, kind):
+        here.announce(scheduler.num_rows_of(batch))
+        result = run_batch(owner, batch, *args, **kwargs)
+        here.announce_next(_forecast(owner, batch))
+    return result
+
+
+def _forecast(owner: scheduler.Scheduler, batch: scheduler.ScheduleBatch) -> Forecast | None:
+    num_rows = scheduler.forecast_rows(owner, batch)
+    if num_rows is None:
+        return Forecast(kind=Kind.PREFILL, num_rows=0)
+    return Forecast(kind=Kind.DECODE, num_rows=num_rows) if num_rows else None
+
+
+def _around_idle(on_idle: Callable[..., None], owner: scheduler.Scheduler) -> None:
+    runtime.current().announce_idle()
+    on_idle(owner)
 
 
 def _die(error: AfdError) -> NoReturn:

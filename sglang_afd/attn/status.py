@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from sglang_afd.protocol.messages import MAX_MICRO_BATCHES
+
 _PAGE_BYTES = 64 * 1024
 _MAX_REASON = 2000  # characters; a reason may quote what a peer sent
 
@@ -23,7 +25,8 @@ class LinkState(StrEnum):
 
     STARTING = "starting"  # never attached yet
     READY = "ready"  # attached to every rank
-    DETACHED = "detached"  # was attached; trying again
+    STALLED = "stalled"  # lost them; trying again, and requests are held meanwhile
+    DETACHED = "detached"  # lost them for too long; trying again, and requests get 503
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,10 +36,19 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # why it is not ready, for people
     epoch: int = 0  # of the attachment in force; 0 without one
     ranks: tuple[dict[str, Any], ...] = ()  # rank, experts and boot id of each MLP server
+    stalled_since_s: float = 0.0  # time.monotonic() of the loss; read while STALLED only
+    held_until_s: float = 0.0  # time.monotonic() from which on STALLED means DETACHED
     num_attaches: int = 0
     num_losses: int = 0
-    num_failed_requests: int = 0  # aborted because the MLP servers were away
+    num_retracted_requests: int = 0  # started over from their tokens, since a stall took too long
+    num_failed_requests: int = 0  # ended because the MLP servers were away
     weights: dict[str, int] = {}  # tensors read and skipped; msgspec copies the default
+
+    def at(self, now_s: float) -> Status:
+        """This status at a time of `time.monotonic()`, which processes of one host share."""
+        if self.state is LinkState.STALLED and now_s >= self.held_until_s:
+            return msgspec.structs.replace(self, state=LinkState.DETACHED)
+        return self
 
 
 class StatusBoard:
@@ -46,6 +58,8 @@ class StatusBoard:
         self._memory: Any = get_context("spawn").RawArray(ctypes.c_uint8, 2 * _PAGE_BYTES)
         # Counts the updates; its parity is the page shown.
         self._turn: Any = get_context("spawn").RawValue(ctypes.c_int64, -1)
+        # Steps that ran, by number of micro-batches; counted apart, since every step counts.
+        self._steps: Any = get_context("spawn").RawArray(ctypes.c_int64, MAX_MICRO_BATCHES)
         self._status = Status()
         self._lock = threading.Lock()
 
@@ -72,6 +86,14 @@ class StatusBoard:
             view[start + 4 : start + 4 + len(text)] = text
             self._turn.value = turn
             return self._status
+
+    def count_step(self, num_micro_batches: int) -> None:
+        """One more step ran, in that many micro-batches; called by the scheduler's thread."""
+        self._steps[num_micro_batches - 1] += 1
+
+    def steps(self) -> dict[str, int]:
+        """How many steps ran, by number of micro-batches."""
+        return {str(index + 1): count for index, count in enumerate(self._steps)}
 
     def read(self) -> Status:
         """The last status shown."""

@@ -2,81 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent import futures
-from http import HTTPStatus
-
-from sglang.srt.managers.io_struct import AbortReq
-from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req, ScheduleBatch
+from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import Scheduler, run_scheduler_process
 from sglang.srt.model_executor.model_runner import ModelRunner
 
 __all__ = [
     "EVENT_LOOP_HOOK",
+    "IDLE_HOOK",
     "LOAD_MODEL_HOOK",
     "RUN_BATCH_HOOK",
     "ModelRunner",
     "ScheduleBatch",
     "Scheduler",
-    "fail_all_requests",
     "run_scheduler_process",
 ]
 
 EVENT_LOOP_HOOK = "sglang.srt.managers.scheduler.dispatch_event_loop"
+IDLE_HOOK = "sglang.srt.managers.scheduler.Scheduler.on_idle"
 RUN_BATCH_HOOK = "sglang.srt.managers.scheduler.Scheduler.run_batch"
 LOAD_MODEL_HOOK = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 
 
-def fail_all_requests(scheduler: Scheduler, message: str) -> int:
-    """End every request with 503 and bring the scheduler back to where it had none.
+def forecast_rows(scheduler: Scheduler, batch: ScheduleBatch) -> int | None:
+    """Rows of the decode step that follows `batch`, which has just been launched.
 
-    After a forward that raised, nothing of the running requests can be kept: the key-value cache of
-    this step and of the one launched after it is incomplete, and the prefix cache may already hold
-    it. So the requests are failed, and every cache is emptied as `flush_cache` does when idle.
+    Requests that end by their length are left out one step late, as SGLang itself does; an end by
+    a stop token is not foreseen.
 
-    Args:
-        scheduler: Its event loop has ended with an exception and will be entered again.
-        message: What the clients are told.
-
-    Returns: How many requests were failed.
+    Returns: 0 when nothing goes on, None when a prefill may come first.
     """
-    requests = {req.rid: req for req in _all_requests(scheduler) if not req.finished()}
-    reason = FINISH_ABORT(message, HTTPStatus.SERVICE_UNAVAILABLE, "ServiceUnavailableError")
-    for req in requests.values():
-        req.finished_reason = reason
-        if isinstance(req.grammar, futures.Future):
-            req.grammar.cancel()
-        abort = AbortReq(rid=req.rid, finished_reason=reason.to_json())
-        scheduler.ipc_channels.send_to_tokenizer.send_output(abort, req)
-    _forget_everything(scheduler)
-    return len(requests)
+    may_admit = bool(scheduler.waiting_queue) and not scheduler.running_batch.batch_is_full
+    if may_admit or scheduler.chunked_req is not None:
+        return None
+    requests = {req.rid: req for req in (*scheduler.running_batch.reqs, *batch.reqs)}
+    return sum(
+        not req.finished() and len(req.output_ids) + 1 < req.sampling_params.max_new_tokens
+        for req in requests.values()
+    )
 
 
-def _all_requests(scheduler: Scheduler) -> Iterator[Req]:
-    batches = [scheduler.running_batch, scheduler.last_batch, scheduler.cur_batch_for_debug]
-    if scheduler.enable_overlap:
-        batches += [batch for batch, _ in scheduler.result_queue]
-    for batch in batches:
-        if batch is not None:
-            yield from batch.reqs
-    if scheduler.chunked_req is not None:
-        yield scheduler.chunked_req
-    yield from scheduler.waiting_queue
-    yield from scheduler.grammar_manager.grammar_queue
-
-
-def _forget_everything(scheduler: Scheduler) -> None:
-    scheduler.waiting_queue.clear()
-    scheduler.grammar_manager.grammar_queue.clear()
-    scheduler.running_batch = ScheduleBatch(reqs=[], batch_is_full=False)
-    scheduler.last_batch = None
-    scheduler.cur_batch_for_debug = None
-    scheduler.chunked_req = None
-    scheduler._pending_chunked_abort_req = None
-    if scheduler.enable_overlap:
-        scheduler.result_queue.clear()
-    scheduler.tree_cache.reset()
-    scheduler.req_to_token_pool.clear()
-    scheduler.token_to_kv_pool_allocator.clear()
-    scheduler.grammar_manager.clear()
-    scheduler.metrics_reporter.reset_metrics()
+def num_rows_of(batch: ScheduleBatch) -> int:
+    """Rows of the forward of a batch: one for each decoding request, or the tokens of a prefill."""
+    if batch.forward_mode.is_decode():
+        return len(batch.reqs)
+    return int(batch.extend_num_tokens or 0)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import micro_batch_faults
+import stall_faults
+
 
 def plant(name: str) -> None:
     """Patch this process; the server that runs in it afterwards has the fault."""
@@ -13,8 +16,16 @@ def plant(name: str) -> None:
         "drop_partial_sum": _drop_partial_sum,
         "perturb_topk_weight": _perturb_topk_weight,
         "slow_experts": _slow_experts,
+        "experts_of_rank_0": _experts_of_rank_0,
         "mix_up_replies": _mix_up_replies,
         "hook_fails": _hook_fails,
+        **stall_faults.FAULTS,
+        **micro_batch_faults.FAULTS,
+        "drop_intents": lambda: _change_intents(lambda message, before: []),
+        "delay_intents": lambda: _change_intents(lambda message, before: [before]),
+        "false_intents": lambda: _change_intents(
+            lambda message, before: [message, _opposite(message)]
+        ),
     }[name]()
 
 
@@ -84,6 +95,21 @@ def _slow_experts() -> None:
     Experts.run = run_slowly  # type: ignore[method-assign]
 
 
+def _experts_of_rank_0() -> None:
+    """The server loads rank 0's experts, and runs them as those of the rank that it has."""
+    from dataclasses import replace
+
+    from sglang_afd.mlp.experts import Experts
+
+    init = Experts.__init__
+
+    def init_wrongly(self: Experts, server_args: Any, *, rank: int, ep_size: int) -> None:
+        init(self, server_args, rank=0, ep_size=ep_size)
+        self.shard = replace(self.shard, rank=rank)
+
+    Experts.__init__ = init_wrongly  # type: ignore[method-assign]
+
+
 def _hook_fails() -> None:
     """SGLang's registry swallows a hook, as it does when applying one raises."""
     from sglang.srt.plugins.hook_registry import HookRegistry
@@ -96,3 +122,34 @@ def _hook_fails() -> None:
         apply_target(target, hooks)
 
     HookRegistry._apply_target = staticmethod(apply_or_skip)  # type: ignore[method-assign]
+
+
+def _change_intents(change: Any) -> None:
+    """What the attention server announces reaches rank 0 changed, a message late, or not at all."""
+    from sglang_afd.transport.zmq_link import ZmqLink
+
+    announce = ZmqLink.announce
+    before: list[Any] = []
+
+    def announce_changed(self: ZmqLink, message: Any) -> None:
+        for said in change(message, before.pop() if before else None):
+            if said is not None and said.epoch == self.epoch:
+                announce(self, said)
+        before.append(message)
+
+    ZmqLink.announce = announce_changed  # type: ignore[method-assign]
+
+
+def _opposite(message: Any) -> Any:
+    """A withdrawal of what was announced, and a step where there is none."""
+    from sglang_afd.protocol.messages import Kind, StepIntent, Withdrawal
+
+    if isinstance(message, StepIntent):
+        return Withdrawal(epoch=message.epoch, step=message.step)
+    return StepIntent(
+        epoch=message.epoch,
+        step=message.step + 1,
+        num_rows=3,
+        num_micro_batches=2,
+        kind=Kind.DECODE,
+    )

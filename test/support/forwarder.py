@@ -1,4 +1,4 @@
-"""A TCP forwarder that can lose every packet, as a broken network does, without closing anything."""
+"""A TCP forwarder that can lose every packet without closing anything, as a broken network does."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import sglang_afd
 from sglang_afd.attn import scheduler as attn_scheduler
 from sglang_afd.attn.remote_moe import RemoteFusedMoE
 from sglang_afd.mlp.experts import LocalFusedMoE
-from sglang_afd.upstream import http_server, moe, scheduler, server_args, weights
+from sglang_afd.upstream import http_server, moe, requests, scheduler, server_args, weights
 
 PACKAGE = Path(sglang_afd.__file__).parent
 
@@ -29,9 +29,11 @@ def resolve(target: str) -> Any:
     return pkgutil.resolve_name(target)
 
 
+WATCHDOG = "sglang.srt.managers.scheduler_components.invariant_checker.create_scheduler_watchdog"
 HOOKED = {
     moe.MOE_CLASS_HOOK: ["quant_config"],
     scheduler.EVENT_LOOP_HOOK: ["scheduler"],
+    scheduler.IDLE_HOOK: ["self"],
     scheduler.RUN_BATCH_HOOK: ["self", "batch", "pp_proxy_tensors"],
     scheduler.LOAD_MODEL_HOOK: ["self"],
     **{target: ["hf_weights_files"] for target in weights.ITERATOR_HOOKS},
@@ -156,6 +158,8 @@ def attributes_of(name: str, file: Path) -> set[str]:
 
 def test_the_scheduler_has_every_attribute_that_we_touch() -> None:
     touched = attributes_of("scheduler", PACKAGE / "upstream" / "scheduler.py")
+    touched |= attributes_of("scheduler", PACKAGE / "upstream" / "requests.py")
+    touched |= attributes_of("scheduler", PACKAGE / "attn" / "recovery.py")
     touched |= attributes_of("owner", PACKAGE / "attn" / "scheduler.py")
     source = inspect.getsource(scheduler.Scheduler)
 
@@ -184,10 +188,10 @@ def test_flush_cache_empties_what_we_empty_and_nothing_that_we_forgot() -> None:
 
 
 def test_an_abort_carries_its_request_and_its_reason() -> None:
-    fields = {field.name for field in msgspec.structs.fields(scheduler.AbortReq)}
+    fields = {field.name for field in msgspec.structs.fields(requests.AbortReq)}
 
     assert {"rid", "finished_reason"} <= fields
-    assert parameters(scheduler.FINISH_ABORT.__init__) == [
+    assert parameters(requests.FINISH_ABORT.__init__) == [
         "self",
         "message",
         "status_code",
@@ -199,4 +203,37 @@ def test_a_batch_knows_its_requests_and_its_mode() -> None:
     fields = set(scheduler.ScheduleBatch.__dataclass_fields__)
 
     assert {"reqs", "forward_mode", "batch_is_full"} <= fields
-    assert callable(scheduler.Req.finished)
+    assert callable(requests.Req.finished)
+
+
+def test_a_request_can_be_retracted_once_it_owns_no_cache() -> None:
+    reset = inspect.getsource(requests.Req.reset_for_retract)
+    init = inspect.getsource(requests.Req.__init__)
+
+    assert "assert self.kv is None" in reset
+    assert "self.output_ids =" not in reset.split("if self.input_embeds is not None")[0]
+    for name in ("kv", "req_pool_idx", "input_embeds", "output_ids", "grammar", "time_stats"):
+        assert f"self.{name} =" in init or f"self.{name}: " in init
+
+
+def test_the_event_loop_reads_its_input_as_we_do_while_no_step_can_run() -> None:
+    source = inspect.getsource(scheduler.Scheduler.event_loop_overlap)
+
+    for line in (
+        "recv_reqs = self.request_receiver.recv_requests()",
+        "self.process_input_requests(recv_reqs)",
+    ):
+        assert line in source
+
+
+def test_the_watchdog_rests_while_no_batch_is_shown_to_it() -> None:
+    source = inspect.getsource(resolve(WATCHDOG))
+
+    assert "get_counter=lambda: scheduler.forward_ct" in source
+    assert "scheduler.is_initializing or scheduler.cur_batch_for_debug is not None" in source
+
+
+def test_a_step_is_counted_before_its_forward_so_that_a_stall_lies_behind_the_count() -> None:
+    source = inspect.getsource(scheduler.Scheduler.run_batch)
+
+    assert source.index("self.forward_ct += 1") < source.index("self.model_worker.forward")
