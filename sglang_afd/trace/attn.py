@@ -82,7 +82,7 @@ class AttnTimeline:
             layer=layer_id,
             micro_batch=micro_batch_id,
             rows=header.num_rows,
-            kind=self._kind,
+            kind=header.kind.value,
             epoch=str(header.epoch),
         )
         self._free_since_ns = now_ns
