@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sgl_router_afd.policy import Policy
-from sgl_router_afd.readiness import ServerState, Verdict
+from sgl_router_afd.readiness import TAKES_REQUESTS, ServerState, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +33,9 @@ class ServerPool:
 
     Args:
         urls: The servers, in the order in which they take turns.
-        policy: Ranks the ready ones.
-        max_missed_polls: Unanswered polls in a row after which a ready server is unreachable; a
-            server whose event loop is busy for a moment keeps its traffic.
+        policy: Ranks those that may get a request.
+        max_missed_polls: Unanswered polls in a row after which a server with traffic is
+            unreachable; one whose event loop is busy for a moment keeps its traffic.
         clock: Monotonic seconds.
     """
 
@@ -58,20 +58,24 @@ class ServerPool:
         return sum(server.state is ServerState.READY for server in self.servers)
 
     def pick(self, *, excluding: Collection[str] = ()) -> Server | None:
-        """The ready server whose turn it is, or None; servers in `excluding` are left out."""
-        candidates = [
-            server
-            for server in self.servers
-            if server.state is ServerState.READY and server.url not in excluding
-        ]
-        if not candidates:
-            return None
-        chosen = min(
-            candidates,
-            key=lambda server: self._policy(server.num_in_flight, self._turns_away(server)),
-        )
-        self._last_index = chosen.index
-        return chosen
+        """The server whose turn it is, or None; servers in `excluding` are left out.
+
+        A stalled one, which would hold the request, is picked only where none is ready.
+        """
+        for state in TAKES_REQUESTS:
+            candidates = [
+                server
+                for server in self.servers
+                if server.state is state and server.url not in excluding
+            ]
+            if candidates:
+                chosen = min(
+                    candidates,
+                    key=lambda server: self._policy(server.num_in_flight, self._turns_away(server)),
+                )
+                self._last_index = chosen.index
+                return chosen
+        return None
 
     @contextmanager
     def lease(self, server: Server) -> Iterator[None]:
@@ -91,8 +95,8 @@ class ServerPool:
     def record_silence(self, server: Server, reason: str) -> None:
         """The server left a poll unanswered, though a connection was not refused."""
         server.num_missed_polls += 1
-        is_ready = server.state is ServerState.READY
-        if not is_ready or server.num_missed_polls >= self._max_missed_polls:
+        has_traffic = server.state in TAKES_REQUESTS
+        if not has_traffic or server.num_missed_polls >= self._max_missed_polls:
             self._enter(server, ServerState.UNREACHABLE, reason)
 
     def record_served(self, server: Server) -> None:

@@ -13,17 +13,19 @@ ROLE_WITH_TRAFFIC = "attn"
 
 
 class ServerState(StrEnum):
-    """Only READY gets traffic; the first three are the server's own words."""
+    """READY gets traffic, and STALLED where nothing is READY; the first four are its own words."""
 
     STARTING = "starting"
     READY = "ready"
+    STALLED = "stalled"  # it holds requests until its MLP servers are back
     DETACHED = "detached"
     UNKNOWN = "unknown"  # not polled yet
     UNREACHABLE = "unreachable"  # no connection, or no answer in time
     UNSUITABLE = "unsuitable"  # it answers, but not as an attention server
 
 
-OWN_STATES = {state.value: state for state in list(ServerState)[:3]}
+OWN_STATES = {state.value: state for state in list(ServerState)[:4]}
+TAKES_REQUESTS = (ServerState.READY, ServerState.STALLED)  # the first choice first
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,6 +84,40 @@ def test_no_ready_server_gives_none_and_an_explanation_of_each() -> None:
     assert pool.explain() == "a is detached (no MLP peer); b is unknown (not polled yet)"
 
 
+STALLED = Verdict(state=ServerState.STALLED, reason="rank 0 is gone")
+
+
+def test_a_stalled_server_is_a_second_choice() -> None:
+    pool = make_pool(num_servers=3, num_ready=1)
+    for server in pool.servers[1:]:
+        pool.record_answer(server, STALLED)
+
+    with pool.lease(pool.servers[0]), pool.lease(pool.servers[0]):
+        assert picks(pool, 3) == "aaa"
+    assert pool.num_ready == 1
+
+    pool.record_unreachable(pool.servers[0], "connection refused")
+    assert picks(pool, 3) == "bcb"
+
+
+def test_the_other_stalled_server_is_tried_when_one_refuses_the_connection() -> None:
+    pool = make_pool(num_servers=2, num_ready=0)
+    for server in pool.servers:
+        pool.record_answer(server, STALLED)
+
+    assert pool.pick(excluding={"a"}) is pool.servers[1]
+    assert pool.pick(excluding={"a", "b"}) is None
+
+
+def test_a_stalled_server_keeps_its_place_through_a_missed_poll() -> None:
+    pool = make_pool(num_servers=1, num_ready=0)
+    pool.record_answer(pool.servers[0], STALLED)
+
+    pool.record_silence(pool.servers[0], "late")
+
+    assert pool.pick() is pool.servers[0]
+
+
 def test_every_ready_server_excluded_gives_none() -> None:
     assert make_pool().pick(excluding={"a", "b", "c"}) is None
 

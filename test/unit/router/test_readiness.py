@@ -5,7 +5,7 @@ import pytest
 from sgl_router_afd.readiness import ServerState, judge
 
 
-@pytest.mark.parametrize("state", ["starting", "ready", "detached"])
+@pytest.mark.parametrize("state", ["starting", "ready", "stalled", "detached"])
 def test_the_state_of_an_attention_server_is_taken_over(state: str) -> None:
     body = b'{"role": "attn", "state": "%b", "reason": "why", "newer_field": [1]}' % state.encode()
 
@@ -28,7 +28,11 @@ def test_the_state_of_an_attention_server_is_taken_over(state: str) -> None:
         (200, b'{"role": "mlp", "state": "ready"}', "role is 'mlp' and only 'attn'"),
         (200, b'{"role": "router"}', "role is 'router'"),
         (200, b'{"role": "attn"}', "state ''"),
-        (200, b'{"role": "attn", "state": "unreachable"}', "knows starting, ready, detached"),
+        (
+            200,
+            b'{"role": "attn", "state": "unreachable"}',
+            "knows starting, ready, stalled, detached",
+        ),
     ],
 )
 def test_any_other_answer_is_unsuitable_and_says_why(
