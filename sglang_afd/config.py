@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import urlsplit
 
 from sglang_afd.errors import ConfigError
 
+ROUNDS_VARIABLE = "SGLANG_AFD_ROUNDS"  # for measurements: "off" serves first come, first served
 SGLANG_WATCHDOG_S = 300.0  # SGLang's default --watchdog-timeout, which ends a stuck scheduler
 
 
@@ -16,6 +18,18 @@ class Role(StrEnum):
 
     ATTN = "attn"
     MLP = "mlp"
+
+
+def has_rounds() -> bool:
+    """Whether this MLP server forms rounds, as `SGLANG_AFD_ROUNDS` says.
+
+    Raises:
+        ConfigError: It is neither on nor off.
+    """
+    value = os.environ.get(ROUNDS_VARIABLE, "on")
+    if value not in ("on", "off"):
+        raise ConfigError(f"{ROUNDS_VARIABLE}={value} is neither on nor off")
+    return value == "on"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from sglang_afd.rounds.counters import RoundCounters
+
 
 class Counter(IntEnum):
     """One word each; `_ns` are nanoseconds since the start of the loop."""
@@ -33,6 +35,16 @@ class Counter(IntEnum):
     ROWS = auto()  # rows of all runs
     DECODE_ROWS = auto()
     PREFILL_ROWS = auto()
+    ROUNDS = auto()
+    BOARDED = auto()  # peers that boarded a round on its way
+    PARKED = auto()  # peers that a round went on without
+    WINDOWS = auto()  # rounds held back for a peer that was not there
+    VAIN_WINDOWS = auto()  # of these, after which a peer was missing
+    ONE_EXCHANGE_RUNS = auto()  # decode exchanges that were out of place in their peer's round
+    PARKED_NOW = auto()
+    WINDOW_NS = auto()
+    PREFILL_AGE_NS = auto()  # time that prefill pieces waited
+    MAX_PREFILL_AGE_NS = auto()
     WAIT_NS = auto()  # nothing to do
     RUN_NS = auto()  # experts
     REPLY_NS = auto()  # sending partial sums
@@ -62,6 +74,20 @@ class Board:
     def words(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """All words; keep the view where it is used often."""
         return np.frombuffer(self._memory, dtype=np.int64)
+
+    def show_rounds(self, counters: RoundCounters) -> None:
+        """Copy what the rounds counted."""
+        words = self.words
+        words[Counter.ROUNDS] = counters.rounds
+        words[Counter.BOARDED] = counters.merged
+        words[Counter.PARKED] = counters.split
+        words[Counter.WINDOWS] = counters.windows
+        words[Counter.VAIN_WINDOWS] = counters.vain_windows
+        words[Counter.ONE_EXCHANGE_RUNS] = counters.one_exchange_runs
+        words[Counter.PARKED_NOW] = counters.parked_peers
+        words[Counter.WINDOW_NS] = round(counters.window_s * 1e9)
+        words[Counter.PREFILL_AGE_NS] = round(counters.prefill_age_s * 1e9)
+        words[Counter.MAX_PREFILL_AGE_NS] = round(counters.max_prefill_age_s * 1e9)
 
     def read(self) -> dict[Counter, int]:
         """Every counter now."""

@@ -21,11 +21,19 @@ _COUNTS = {
     Counter.DECODE_RUNS: ("decode_runs", "Expert runs of decode units."),
     Counter.DECODE_RUN_PEERS: ("decode_run_peers", "Attention servers, summed over decode runs."),
     Counter.PREFILL_PIECES: ("prefill_pieces", "Expert runs of prefill rows."),
+    Counter.ROUNDS: ("rounds", "Rounds of decode steps."),
+    Counter.BOARDED: ("boarded_peers", "Attention servers that joined a round on its way."),
+    Counter.PARKED: ("parked_peers", "Attention servers that a round went on without."),
+    Counter.WINDOWS: ("windows", "Rounds held back for an attention server that was expected."),
+    Counter.VAIN_WINDOWS: ("vain_windows", "Of these, after which one was still missing."),
+    Counter.ONE_EXCHANGE_RUNS: ("lone_runs", "Decode exchanges run outside of any round."),
     Counter.DECODE_ROWS: ("decode_rows", "Rows of decode steps."),
     Counter.PREFILL_ROWS: ("prefill_rows", "Rows of prefill steps."),
     Counter.ROWS: ("rows", "Rows of all steps."),
 }
 _TIMES = {
+    Counter.WINDOW_NS: ("window_seconds", "Time that rounds were held back."),
+    Counter.PREFILL_AGE_NS: ("prefill_age_seconds", "Time that prefill pieces waited."),
     Counter.WAIT_NS: ("wait_seconds", "Time spent waiting for rows."),
     Counter.RUN_NS: ("expert_run_seconds", "Time spent running experts."),
     Counter.REPLY_NS: ("reply_seconds", "Time spent sending partial sums."),
@@ -49,6 +57,14 @@ class BoardCollector(Collector):
             yield self._counter(name, text, values[counter] / 1e9)
         yield self._gauge("attached_peers", "Attention servers attached.", values[Counter.PEERS])
         yield self._gauge("waiting_exchanges", "Arrived and not run.", values[Counter.WAITING])
+        yield self._gauge(
+            "parked_peers_now", "In a step and in no round.", values[Counter.PARKED_NOW]
+        )
+        yield self._gauge(
+            "max_prefill_age_seconds",
+            "Longest wait of a prefill piece.",
+            values[Counter.MAX_PREFILL_AGE_NS] / 1e9,
+        )
         yield self._gauge("loop_age_seconds", "Since the loop last turned.", self._board.age_s())
         rows = CounterMetricFamily(
             _PREFIX + "expert_rows", "Choices routed to an expert.", labels=["rank", "expert"]

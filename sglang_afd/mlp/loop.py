@@ -88,6 +88,7 @@ class Loop:
                 if unit is not None:
                     self._serve(unit)
                     self._order.finished(unit, time.monotonic())
+                    self._order.show(self._board)
                 timeout_s = self._may_sleep_s() if unit is None else 0.0
         self._words[Counter.STATE] = State.STOPPING
 

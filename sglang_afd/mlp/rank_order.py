@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
+from sglang_afd.mlp.board import Board
 from sglang_afd.protocol.messages import RunUnit, UnitMember
 from sglang_afd.rounds.arrival import ArrivalQueue
+from sglang_afd.rounds.rounds import Rounds
 from sglang_afd.rounds.units import Intent, Member, Unit, UnitSource
 
 
@@ -25,7 +27,7 @@ class RankOrder:
     ) -> None:
         self.source = source
         self._publish = publish
-        self._num_followers = num_followers
+        self.num_followers = num_followers
         self._followers: set[int] = set()
         self._epochs: dict[Hashable, int] = {}
 
@@ -68,7 +70,7 @@ class RankOrder:
         if not self._is_whole:
             return None
         unit = self.source.next_unit(now_s)
-        if unit is not None and self._num_followers and not unit.is_prefill:
+        if unit is not None and self.num_followers and not unit.is_prefill:
             self._publish(
                 RunUnit(
                     sequence=unit.sequence,
@@ -82,9 +84,14 @@ class RankOrder:
         """See `UnitSource`."""
         return self.source.wake_at_s(now_s) if self._is_whole else None
 
+    def show(self, board: Board) -> None:
+        """Write what was counted to the board."""
+        if isinstance(self.source, Rounds):
+            board.show_rounds(self.source.counters)
+
     @property
     def _is_whole(self) -> bool:
-        return len(self._followers) >= self._num_followers
+        return len(self._followers) >= self.num_followers
 
     def _name(self, member: Member) -> UnitMember:
         return UnitMember(
@@ -95,6 +102,23 @@ class RankOrder:
         )
 
 
-def make_rank_order(publish: Callable[[RunUnit], None], *, rank: int, ep_size: int) -> RankOrder:
-    """What decides on this rank of a group."""
-    return RankOrder(ArrivalQueue(), publish, num_followers=0)
+def make_rank_order(
+    publish: Callable[[RunUnit], None],
+    layer_ids: Sequence[int],
+    *,
+    rank: int,
+    ep_size: int,
+    has_rounds: bool = True,
+) -> RankOrder:
+    """What decides on this rank of a group.
+
+    Args:
+        publish: See `RankOrder`.
+        layer_ids: The MoE layers, in the order in which a step passes them.
+        rank: Ours; rank 0 leads.
+        ep_size: Ranks of the group.
+        has_rounds: False serves first come, first served, on every rank by itself.
+    """
+    if not has_rounds or ep_size > 1:
+        return RankOrder(ArrivalQueue(), publish, num_followers=0)
+    return RankOrder(Rounds(layer_ids), publish, num_followers=0)

@@ -32,6 +32,7 @@ from sglang_afd.topology import ExpertShard
 from sglang_afd.trace import file as trace_file
 from sglang_afd.trace import mlp as mlp_timeline
 from sglang_afd.transport.zmq_hub import ZmqHub
+from sglang_afd.upstream.environment import import_model
 from sglang_afd.upstream.model_check import num_experts_of
 from sglang_afd.upstream.server_args import ServerArgs, model_fingerprint
 from sglang_afd.upstream.versions import check_version
@@ -70,6 +71,8 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
     )
     board = Board(_num_local(server_args, ep_size))
     http_process = HttpProcess(listener, board, options)
+    if options.asks_first:
+        import_model(server_args)  # so that a spare has less to do when it is needed
     stop.watch(http_process)
     rank = http_process.wait_for_rank(stop) if options.asks_first else report.rank
     if rank is None:

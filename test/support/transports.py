@@ -152,7 +152,7 @@ class Rank:
     While `pause` is in force it takes events and serves nothing.
     """
 
-    def __init__(self, hub: Hub, rank: int, run: Run, *, num_followers: int = 0) -> None:
+    def __init__(self, hub: Hub, rank: int, run: Run, order: PausableOrder) -> None:
         self.hub = hub
         self.board = Board(1)
         self._rank = rank
@@ -161,7 +161,7 @@ class Rank:
         self.events = self._watched.events
         self.served = self._watched.served
         self._must_stop = False
-        self._order = PausableOrder(hub, rank, num_followers)
+        self._order = order
         self._loop = Loop(self._watched, self, self.board, self._order, lambda: self._must_stop)
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
@@ -215,9 +215,13 @@ class Rank:
 class PausableOrder(RankOrder):
     """Rank 0's rounds, or what rank 0 says; and nothing while paused."""
 
-    def __init__(self, hub: Hub, rank: int, num_followers: int) -> None:
-        order = make_rank_order(hub.order, rank=rank, ep_size=num_followers + 1)
-        super().__init__(order.source, hub.order, num_followers=num_followers)
+    def __init__(
+        self, hub: Hub, layer_ids: Sequence[int], rank: int, ep_size: int, has_rounds: bool
+    ) -> None:
+        order = make_rank_order(
+            hub.order, layer_ids, rank=rank, ep_size=ep_size, has_rounds=has_rounds
+        )
+        super().__init__(order.source, hub.order, num_followers=order.num_followers)
         self.is_paused = False
 
     def next_unit(self, now_s: float) -> Unit | None:
@@ -319,6 +323,7 @@ class Fleet:
         secret: bytes = b"",
         max_peers: int = 8,
         boot_id: str = "0000000100000000",
+        has_rounds: bool = False,
     ) -> list[Rank]:
         """Start every rank; called again, each follows its dead predecessor at its address."""
         addresses = [rank.hub.address for rank in self.ranks] or [""] * ep_size
@@ -326,7 +331,11 @@ class Fleet:
         for number, address in enumerate(addresses):
             identity = make_identity(spec, rank=number, ep_size=ep_size, boot_id=boot_id)
             hub = self.transport.hub(Gate(identity, secret, max_peers=max_peers), address)
-            self.ranks.append(Rank(hub, number, run))
+            layer_ids = spec.moe_layer_ids
+            order = PausableOrder(hub, layer_ids, number, ep_size, has_rounds)
+            if number and has_rounds:
+                self.transport.follow(hub, self.ranks[0].hub, spec, secret, number)
+            self.ranks.append(Rank(hub, number, run, order))
         self._every_rank += self.ranks
         return self.ranks
 
