@@ -3,12 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import fleet
+import micro_batch_faults
 import pytest
-from compare import ask_at_once, ask_one_by_one, differences
+import torch
+from compare import PROMPTS, ask_at_once, ask_one_by_one, differences
 from fleet import Oracle
-from servers import Server, Zygote, running
+from servers import Server, Zygote, fetch, running, wait_until
+from torch import Tensor
+
+FEW = PROMPTS[:2]
+SHORT = tuple(prompt for prompt in PROMPTS if len(prompt.split()) < 10)[:5]  # in one prefill
+LONG = PROMPTS[5]  # rows enough to be cut inside
+HIDDEN_STATES = ("--enable-return-hidden-states",)
+HIDDEN_STATES_BOUND = 1e-4  # of the largest; fp32, other batch shapes
+
+
+@dataclass(frozen=True)
+class HiddenStates:
+    """What a server returns of its hidden states: [rows, auxiliary layers * H] of each request."""
+
+    of_prompt: list[Tensor]
+    of_tokens: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """An attention server whose micro-batches are watched."""
+
+    setting: str
+    server: Server
+    directory: Path
+
+    def status(self) -> Any:
+        return self.server.get("/afd/v1/status")[1]
+
+    def seen(self) -> set[str]:
+        return micro_batch_faults.seen(self.directory)
+
+    def set_fault(self, name: str) -> None:
+        (self.directory / "fault").write_text(name)
+        forget_prefixes(self.server)
+
+
+def forget_prefixes(server: Server) -> None:
+    """Neither a fault nor a comparison may hide behind cached prefixes."""
+    status, answer = fetch(f"{server.url}/flush_cache", {})
+    assert status == 200, answer
 
 
 @pytest.fixture(scope="module")
@@ -20,23 +65,169 @@ def mlp(zygote: Zygote, qwen3_oracle: Oracle) -> Iterator[Server]:
         yield rank
 
 
-@pytest.mark.parametrize("setting", ["2"])
-def test_answers_do_not_depend_on_the_number_of_micro_batches(
-    zygote: Zygote, qwen3_oracle: Oracle, mlp: Server, setting: str
-) -> None:
-    attn = fleet.start_attn(
-        zygote, qwen3_oracle.model, mlp.port, "--afd-num-micro-batches", setting
+@pytest.fixture(scope="module")
+def stock_hidden_states(zygote: Zygote, qwen3_oracle: Oracle) -> HiddenStates:
+    """Of stock SGLang, with auxiliary hidden states."""
+    server = fleet.stock_server(
+        zygote, qwen3_oracle.model, *HIDDEN_STATES, plant="capture_hidden_states"
     )
-    with running([attn]):
-        fleet.wait_ready(attn)
+    with running([server]):
+        return ask_hidden_states(server)
 
-        one_by_one = ask_one_by_one(attn.url)
-        at_once = ask_at_once([attn.url])
-        again = ask_at_once([attn.url])
-        status = attn.get("/afd/v1/status")[1]
-        print(status)
+
+@pytest.fixture(scope="module", params=["1", "2", "3", "4", "auto"])
+def watched(
+    request: pytest.FixtureRequest,
+    zygote: Zygote,
+    qwen3_oracle: Oracle,
+    mlp: Server,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Watched]:
+    """One attention server for each value of the flag."""
+    directory = tmp_path_factory.mktemp("micro-batches")
+    server = fleet.start_attn(
+        zygote,
+        qwen3_oracle.model,
+        mlp.port,
+        *("--afd-num-micro-batches", request.param),
+        *(HIDDEN_STATES if request.param in "123" else ()),
+        *(("--enable-mixed-chunk",) if request.param in ("2", "auto") else ()),
+        plant="watch_micro_batches" if request.param in "123" else "note_micro_batches",
+        env={"TEST_MICRO_BATCHES": str(directory)},
+    )
+    with running([server]):
+        fleet.wait_ready(server)
+        yield Watched(request.param, server, directory)
+
+
+def ask_hidden_states(server: Server) -> HiddenStates:
+    """Of one long prompt, and of short ones that are decoded together."""
+    forget_prefixes(server)
+    prompt, _ = _hidden_states(server, [LONG], 1)
+    of_short, of_tokens = _hidden_states(server, list(SHORT), 8)
+    return HiddenStates(of_prompt=prompt + of_short, of_tokens=of_tokens)
+
+
+def _hidden_states(
+    server: Server, prompts: list[str], num_tokens: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    body = {
+        "text": prompts,
+        "sampling_params": {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True},
+        "return_hidden_states": True,
+    }
+    status, answers = fetch(f"{server.url}/generate", body, timeout_s=120)
+    assert status == 200, answers
+    states = [answer["meta_info"]["hidden_states"] for answer in answers]
+    return [torch.tensor(one[0]) for one in states], [torch.tensor(one[1:]) for one in states]
+
+
+def distance(expected: list[Tensor], got: list[Tensor]) -> float:
+    """The largest difference, as a share of the largest value."""
+    return max(
+        float((want - have).abs().max() / want.abs().max())
+        for want, have in zip(expected, got, strict=True)
+        if want.numel()
+    )
+
+
+def test_answers_are_those_of_stock_sglang(watched: Watched, qwen3_oracle: Oracle) -> None:
+    server = watched.server
+    one_by_one = ask_one_by_one(server.url)
+    at_once = ask_at_once([server.url])
+    again = ask_at_once([server.url])  # with radix-cache hits
+    few = ask_at_once([server.url], FEW)  # fewer rows than micro-batches, for three and four
 
     assert differences(qwen3_oracle.one_by_one, one_by_one) == []
     assert differences(qwen3_oracle.at_once, at_once) == []
     assert differences(qwen3_oracle.at_once, again) == []
-    assert status["num_split_steps"] > 0
+    assert differences(qwen3_oracle.at_once[: len(FEW)], few) == []
+
+
+def test_steps_were_cut_into_as_many_parts_as_asked_for(watched: Watched) -> None:
+    status = watched.status()
+
+    by_number = status["steps_by_num_micro_batches"]
+    assert status["num_steps"] == sum(by_number.values())
+    assert by_number["1"] > 0  # batches of one
+    match watched.setting:
+        case "1":
+            assert status["num_split_steps"] == 0
+        case "auto":
+            assert status["num_split_steps"] > 0
+            assert by_number["3"] == 0
+        case number:
+            assert by_number[number] > 10
+            assert all(by_number[str(more)] == 0 for more in range(int(number) + 1, 5))
+            assert all(by_number[str(fewer)] > 0 for fewer in range(2, int(number)) if fewer == 2)
+
+
+def test_every_kind_of_step_was_cut(watched: Watched) -> None:
+    expected = {"decode", "extend", "cut inside", "prefix"}
+    if watched.setting == "2":
+        expected |= {"mixed"}
+
+    assert watched.seen() >= expected if watched.setting != "1" else watched.seen() == set()
+
+
+def test_auxiliary_hidden_states_are_those_of_stock_sglang(
+    watched: Watched, stock_hidden_states: HiddenStates
+) -> None:
+    if watched.setting not in "123":
+        pytest.skip("returns no hidden states; compared for 1, 2 and 3 micro-batches")
+    before = watched.status()["num_split_steps"]
+
+    found = ask_hidden_states(watched.server)
+
+    expected = stock_hidden_states
+    assert expected.of_prompt[0].shape[1] == 2 * 128  # two layers are captured
+    assert distance(expected.of_prompt, found.of_prompt) < HIDDEN_STATES_BOUND
+    assert distance(expected.of_tokens, found.of_tokens) < HIDDEN_STATES_BOUND
+    assert (watched.status()["num_split_steps"] > before) == (watched.setting != "1")
+
+
+@pytest.mark.parametrize("fault", ["wrong order", "wrong prefix", "wrong length"])
+def test_a_planted_fault_would_be_noticed(
+    watched: Watched, qwen3_oracle: Oracle, fault: str
+) -> None:
+    if watched.setting != "2":
+        pytest.skip("planted in the server with two micro-batches")
+
+    watched.set_fault(fault)
+    answers = ask_at_once([watched.server.url])
+    watched.set_fault("")
+
+    assert differences(qwen3_oracle.at_once, answers) != []
+
+
+def test_hidden_states_in_the_wrong_order_would_be_noticed(
+    watched: Watched, stock_hidden_states: HiddenStates
+) -> None:
+    if watched.setting != "2":
+        pytest.skip("planted in the server with two micro-batches")
+
+    watched.set_fault("wrong order")
+    found = ask_hidden_states(watched.server)
+    watched.set_fault("")
+
+    assert distance(stock_hidden_states.of_prompt, found.of_prompt) > HIDDEN_STATES_BOUND
+
+
+@pytest.mark.parametrize("setting", ["2", "3"])
+def test_an_exception_in_one_micro_batch_leaves_no_trace(
+    watched: Watched, qwen3_oracle: Oracle, setting: str
+) -> None:
+    if watched.setting != setting:
+        pytest.skip("planted in the servers with two and three micro-batches")
+    watched.set_fault("raise")
+
+    for prompt in SHORT:  # until a step is cut in which it can be raised
+        fetch(f"{watched.server.url}/generate", {"text": [prompt, LONG]}, timeout_s=120)
+    wait_until(lambda: "raised" in watched.seen(), "the planted exception")
+    fleet.wait_ready(watched.server)
+    forget_prefixes(watched.server)
+    answers = ask_at_once([watched.server.url])
+
+    assert differences(qwen3_oracle.at_once, answers) == []
+    assert "next step" in watched.seen()
+    assert "something left over" not in watched.seen()

@@ -18,6 +18,7 @@ def plant(name: str) -> None:
         "slow_experts": _slow_experts,
         "experts_of_rank_0": _experts_of_rank_0,
         "mix_up_replies": _mix_up_replies,
+        "neglect_the_second_peer": _neglect_the_second_peer,
         "hook_fails": _hook_fails,
         **stall_faults.FAULTS,
         **micro_batch_faults.FAULTS,
@@ -78,6 +79,33 @@ def _mix_up_replies() -> None:
         reply(self, exchange, partial if peer == exchange.peer else other)
 
     ZmqHub.reply = reply_mixed_up  # type: ignore[method-assign]
+
+
+def _neglect_the_second_peer() -> None:
+    """What the second attention server sends is seen a third of a second late."""
+    import time
+
+    from sglang_afd.transport.base import Arrived, PeerAttached
+    from sglang_afd.transport.zmq_hub import ZmqHub
+
+    poll = ZmqHub.poll
+    peers: list[bytes] = []
+    held: list[tuple[float, Any]] = []
+
+    def poll_late(self: ZmqHub, timeout_s: float) -> list[Any]:
+        now_s = time.monotonic()
+        seen = [event for due_s, event in held if due_s <= now_s]
+        held[:] = [late for late in held if late[0] > now_s]
+        for event in poll(self, min(timeout_s, 0.01)):
+            if isinstance(event, PeerAttached):
+                peers.append(event.peer)
+            if isinstance(event, Arrived) and event.exchange.peer in peers[1:2]:
+                held.append((now_s + 0.3, event))
+            else:
+                seen.append(event)
+        return seen
+
+    ZmqHub.poll = poll_late  # type: ignore[method-assign]
 
 
 def _slow_experts() -> None:

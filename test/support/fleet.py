@@ -34,15 +34,21 @@ MAX_ROWS = 48  # so that long prompts go in several pieces
 FLAGS = ("--dtype", "float32", "--chunked-prefill-size", "128", "--sleep-on-idle")
 
 
-def stock_server(zygote: Zygote, model: Path) -> Server:
+def stock_server(zygote: Zygote, model: Path, *flags: str, plant: str | None = None) -> Server:
     """SGLang as it is, without any of our hooks; waited for."""
-    server = zygote.start("stock", ["--model-path", str(model), *CPU_FLAGS, *FLAGS])
+    argv = ["--model-path", str(model), *CPU_FLAGS, *FLAGS, *flags]
+    server = zygote.start("stock", argv, plant=plant)
     server.wait("/health")
     return server
 
 
 def start_attn(
-    zygote: Zygote, model: Path, mlp_port: int, *flags: str, plant: str | None = None
+    zygote: Zygote,
+    model: Path,
+    mlp_port: int,
+    *flags: str,
+    plant: str | None = None,
+    env: dict[str, str] | None = None,
 ) -> Server:
     """An attention server, not waited for."""
     argv = [
@@ -50,7 +56,7 @@ def start_attn(
         *("--afd-mlp", f"http://127.0.0.1:{mlp_port}", "--afd-max-rows", str(MAX_ROWS)),
         *("--afd-attach-timeout", "120", *flags),
     ]
-    return zygote.start("afd", argv, plant=plant)
+    return zygote.start("afd", argv, plant=plant, env=env)
 
 
 def start_mlp(

@@ -64,6 +64,10 @@ def _become_server(command: dict[str, Any]) -> None:
 
 
 def _run(kind: str, argv: list[str], plant: str | None) -> int:
+    if plant is not None:
+        import faults
+
+        faults.plant(plant)
     if kind == "stock":
         from sglang.launch_server import run_server
         from sglang.srt.server_args import prepare_server_args
@@ -76,10 +80,6 @@ def _run(kind: str, argv: list[str], plant: str | None) -> int:
         return replay_peer.main(argv)
     from sglang_afd import launch_server
 
-    if plant is not None:
-        import faults
-
-        faults.plant(plant)
     return launch_server.main(argv)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sglang_afd.attn import runtime
+from sglang_afd.attn.micro_batch import MicroBatch
 from sglang_afd.attn.remote_moe import RemoteDispatcher
 from sglang_afd.transport.base import Rows
 from sglang_afd.upstream.moe import StandardTopKOutput
@@ -21,9 +22,11 @@ class EchoRuntime:
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, Rows]] = []
+        self.micro_batches: set[MicroBatch] = set()
 
-    def send(self, layer_id: int, micro_batch_id: int, rows: Rows) -> None:
+    def send(self, layer_id: int, micro_batch: MicroBatch, rows: Rows) -> None:
         self.sent.append((layer_id, rows))
+        self.micro_batches.add(micro_batch)
 
     def receive(self, micro_batch_id: int) -> Tensor:
         return self.sent[-1][1].hidden_states * 2
@@ -62,3 +65,4 @@ def test_rows_beyond_a_slot_go_in_pieces_and_come_back_in_order(
     assert [len(rows.hidden_states) for _, rows in echo.sent] == pieces
     assert {layer_id for layer_id, _ in echo.sent} == {5}
     assert all(rows.topk_ids.dtype == torch.int32 for _, rows in echo.sent)
+    assert echo.micro_batches == {MicroBatch(id=0, number=1, most_rows=num_rows)}
