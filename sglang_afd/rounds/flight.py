@@ -31,18 +31,13 @@ class Flight:
     def due(self) -> list[PeerState]:
         """The members whose rows the next unit takes."""
         micro_batch_id = self.position[1]
-        return [
-            state for state in self.members.values() if state.num_micro_batches > micro_batch_id
-        ]
+        return [state for state in self.members.values() if micro_batch_id in state.micro_batch_ids]
 
     def advance(self, aside: Iterable[Position], num_layers: int) -> bool:
         """Go to the next position where a member, or somebody aside, has rows; False at the end."""
         layer, micro_batch_id = self.position
-        here = [
-            micro_batch_id + 1
-            for state in self.members.values()
-            if state.num_micro_batches > micro_batch_id + 1
-        ]
-        here += [part for at, part in aside if at == layer and part > micro_batch_id]
+        here = [part for state in self.members.values() for part in state.micro_batch_ids]
+        here += [part for at, part in aside if at == layer]
+        here = [part for part in here if part > micro_batch_id]
         self.position = (layer, min(here)) if here else (layer + 1, 0)
         return self.position[0] < num_layers

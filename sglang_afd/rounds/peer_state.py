@@ -39,6 +39,9 @@ class PeerState:
     place: Place = Place.AWAY
     slots: dict[int, Waiting] = field(default_factory=dict)  # by micro-batch
     num_micro_batches: int = 1
+    # The micro-batches that go on in this step as far as is known. A peer that attached in the
+    # middle of its step may have had its last reply for some already.
+    micro_batch_ids: set[int] = field(default_factory=set)
     step: int = -1  # of the last exchange
     replied_s: float | None = None  # when its last reply left
     announced: Intent | None = None  # of a step none of whose rows have come

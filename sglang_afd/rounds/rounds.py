@@ -175,6 +175,9 @@ class Rounds:
     def _take_decode(self, state: PeerState, member: Member, now_s: float) -> None:
         position = (self._layers[member.layer_id], member.micro_batch_id)
         is_new_step = member.step != state.step
+        if is_new_step or state.place is Place.AWAY:
+            state.micro_batch_ids.clear()
+        state.micro_batch_ids.add(member.micro_batch_id)
         waiting = Waiting(member, position, now_s)
         state.slots[member.micro_batch_id] = waiting
         state.num_micro_batches = max(member.num_micro_batches, member.micro_batch_id + 1)
@@ -194,6 +197,7 @@ class Rounds:
     def _gather(self, state: PeerState, now_s: float) -> None:
         self._put_aside(state)
         state.place = Place.GATHERED
+        state.micro_batch_ids.update(range(state.num_micro_batches))
         if state.replied_s is not None and not state.was_idle:
             self._window.measured_gap(state.peer, now_s - state.replied_s)
         state.was_idle = False
@@ -341,6 +345,7 @@ class Rounds:
         if is_on and flight.members:
             return
         for state in list(flight.members.values()):
+            state.has_decoded = True
             flight.leave(state, Place.ASIDE if state.slots else Place.AWAY)
         self._flight = None
         self._ended_s = now_s
