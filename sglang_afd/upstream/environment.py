@@ -22,7 +22,19 @@ from torch import distributed, nn
 
 from sglang_afd.topology import ExpertShard
 
-__all__ = ["ModelConfig", "build_skeleton", "enter_process", "fill_dummy", "finish_weights"]
+__all__ = [
+    "ModelConfig",
+    "build_skeleton",
+    "enter_process",
+    "fill_dummy",
+    "finish_weights",
+    "import_model",
+]
+
+
+def import_model(server_args: ServerArgs) -> None:
+    """Import the model's class, which takes seconds, before there is anything to load."""
+    get_model_architecture(ModelConfig.from_server_args(server_args))
 
 
 def enter_process(server_args: ServerArgs) -> ModelConfig:
