@@ -12,9 +12,9 @@ import pytest
 from compare import PROMPTS, ask_one_by_one, differences
 from fleet import Oracle
 from servers import Server, Zygote, running
-from streams import finish_all, start_streams
+from streams import Stream, finish_all, start_streams
 
-NUM_TOKENS = 60
+NUM_TOKENS = 100
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,21 @@ def _expected(oracle: Oracle, attn: Server) -> list[list[int]]:
     return tokens
 
 
+def _streams_on_their_way(attn: Server) -> list[Stream]:
+    streams = start_streams([attn.url], PROMPTS, NUM_TOKENS)
+    for stream in streams:
+        stream.wait_for(3)
+    return streams
+
+
+def _kill(servers: Sequence[Server], streams: Sequence[Stream]) -> None:
+    """While the streams run."""
+    for server in servers:
+        server.signal(signal.SIGKILL)
+    num_tokens = sum(len(stream.tokens) for stream in streams)
+    assert num_tokens < len(streams) * NUM_TOKENS
+
+
 def _ranks(attn: Server) -> list[str]:
     return [rank["boot_id"] for rank in attn.get("/afd/v1/status")[1]["mlp"]]
 
@@ -106,10 +121,8 @@ def test_a_spare_takes_the_experts_of_a_dead_rank_and_no_stream_loses_a_token(gr
     expected = _expected(group.oracle, attn)
     assert _ranks(attn) == _boot_ids(ranks)
 
-    streams = start_streams([attn.url], PROMPTS, NUM_TOKENS)
-    for stream in streams:
-        stream.wait_for(3)
-    ranks[1].signal(signal.SIGKILL)
+    streams = _streams_on_their_way(attn)
+    _kill([ranks[1]], streams)
     _wait_state(spare, "ready")
 
     assert finish_all(streams) == expected
@@ -134,11 +147,9 @@ def test_a_spare_becomes_rank_0_and_the_old_one_returns_as_a_spare(groups: Any) 
     expected = _expected(group.oracle, attn)
 
     for dying, successor in ((first, spare), (spare, None)):
-        streams = start_streams([attn.url], PROMPTS, NUM_TOKENS)
-        for stream in streams:
-            stream.wait_for(3)
-        successor = successor or group.servers[-1]
-        dying.signal(signal.SIGKILL)
+        streams = _streams_on_their_way(attn)
+        successor = successor or group.servers[-1]  # the old rank 0, by then a spare
+        _kill([dying], streams)
         _wait_state(successor, "ready")
         assert finish_all(streams) == expected
         assert _ranks(attn) == _boot_ids([successor])
@@ -159,11 +170,8 @@ def test_when_every_rank_dies_two_spares_take_a_place_each(groups: Any) -> None:
         _wait_state(spare, "spare")
     expected = _expected(group.oracle, attn)
 
-    streams = start_streams([attn.url], PROMPTS, NUM_TOKENS)
-    for stream in streams:
-        stream.wait_for(3)
-    for rank in ranks:
-        rank.signal(signal.SIGKILL)
+    streams = _streams_on_their_way(attn)
+    _kill(ranks, streams)
     for spare in spares:
         _wait_state(spare, "ready")
 
