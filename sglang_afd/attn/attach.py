@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 WATCH_S = 0.2
+CLOSE_TIMEOUT_S = 10.0  # an attempt to attach takes its time to end
 HTTP_TIMEOUT_S = 3.0
 MAX_INFO_BYTES = 4 * 1024 * 1024
 
@@ -50,11 +51,19 @@ class Attacher:
         self._in_use = threading.Lock()  # held during a step
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
+        self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="afd-attach", daemon=True)
 
     def start(self) -> None:
         """Begin to attach."""
         self._thread.start()
+
+    def close(self) -> None:
+        """Say goodbye to the MLP servers and end the thread; outside `use()`."""
+        self._is_closing.set()
+        with self._lock:
+            self._drop_link()
+        self._thread.join(CLOSE_TIMEOUT_S)
 
     def wait_first(self, timeout_s: float) -> None:
         """Wait for the first attachment.
@@ -144,23 +153,25 @@ class Attacher:
     def _run(self) -> None:
         try:
             self._keep_attached()
-        finally:  # only our own bugs lead here; say so instead of waiting for ever
-            self._failed(ConfigError("the attaching thread ended; restart this server"))
-            self._board.update(state=LinkState.DETACHED)
+        finally:
+            if not self._is_closing.is_set():  # a bug of ours; say so instead of waiting for ever
+                self._failed(ConfigError("the attaching thread ended; restart this server"))
+                self._board.update(state=LinkState.DETACHED)
 
     def _keep_attached(self) -> None:
-        while True:
+        while not self._is_closing.is_set():
             self._reap()
             try:
                 link = ZmqLink(self._find(), self._options)
             except AfdError as error:
                 self._failed(error)
-                time.sleep(RETRY_S)
+                self._is_closing.wait(RETRY_S)
                 continue
             self._attached(link)
-            while link.watch(WATCH_S):
+            while link.watch(WATCH_S) and not self._is_closing.is_set():
                 self._reap()
             self._lost(link)
+        self._reap()
 
     def _find(self) -> list[str]:
         """Ask for the exchange address of every rank, where rank 0 may be, in order."""

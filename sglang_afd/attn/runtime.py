@@ -100,6 +100,10 @@ class Runtime:
         """Before the first request; errors as in `Attacher.wait_first`."""
         self._attacher_or_raise().wait_first(self.config.attach_timeout_s)
 
+    def close(self) -> None:
+        """Say goodbye to the MLP servers."""
+        self._attacher_or_raise().close()
+
     def hold_requests(self) -> None:
         """Outside `step()`: requests wait for another stall timeout from now on."""
         self._attacher_or_raise().hold()

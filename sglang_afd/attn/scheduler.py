@@ -115,6 +115,7 @@ def _around_event_loop(
     while True:
         try:
             dispatch_event_loop(owner)
+            here.close()
             return
         except StallTimeout as error:
             recovery.after_stall(owner, error)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -55,6 +56,52 @@ def test_what_needs_experts_is_503_with_the_reason_while_detached(path: str) -> 
 
     assert status == 503
     assert "rank 1 is gone" in body["error"]["message"]
+
+
+@pytest.fixture
+def stalled() -> StatusBoard:
+    """Lost its MLP servers three seconds ago, and gives up in a minute."""
+    board = StatusBoard()
+    now_s = time.monotonic()
+    board.update(
+        state=LinkState.STALLED,
+        reason="rank 1 is gone",
+        stalled_since_s=now_s - 3,
+        held_until_s=now_s + 60,
+    )
+    return board
+
+
+def test_requests_are_let_through_while_stalled_so_that_the_scheduler_holds_them(
+    stalled: StatusBoard,
+) -> None:
+    assert ask(stalled, "/generate")[0] == 299
+    assert ask(stalled, "/v1/chat/completions")[0] == 299
+
+
+def test_the_probe_that_asks_for_an_answer_now_is_503_while_stalled(stalled: StatusBoard) -> None:
+    status, body = ask(stalled, "/health_generate")
+
+    assert status == 503
+    assert "rank 1 is gone" in body["error"]["message"]
+    assert ask(stalled, "/health")[0] == 299
+
+
+def test_the_status_says_since_when_it_stalls_and_until_when(stalled: StatusBoard) -> None:
+    body = ask(stalled, "/afd/v1/status")[1]
+
+    assert (body["state"], body["reason"]) == ("stalled", "rank 1 is gone")
+    assert 3 <= body["stalled_for_s"] < 30
+    assert 30 < body["gives_up_in_s"] <= 60
+
+
+def test_a_stall_that_nobody_waits_for_any_more_is_detached(stalled: StatusBoard) -> None:
+    stalled.update(held_until_s=time.monotonic())
+
+    body = ask(stalled, "/afd/v1/status")[1]
+
+    assert (body["state"], body["stalled_for_s"], body["gives_up_in_s"]) == ("detached", None, None)
+    assert ask(stalled, "/generate")[0] == 503
 
 
 def test_what_needs_no_experts_reaches_sglang_while_detached() -> None:
