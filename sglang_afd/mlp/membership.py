@@ -63,7 +63,7 @@ class Membership:
 
     async def wait_and_report(self, *, owns_rank_0: bool) -> None:
         """Of a spare, or of a rank 0 that another may have replaced; never returns as a member."""
-        async with _session() as session:
+        async with open_session() as session:
             await self._wait(session, owns_rank_0=owns_rank_0)
             self._on_rank(self._place.rank)
             if self._place.group is None:
@@ -71,7 +71,7 @@ class Membership:
 
     async def keep_reporting(self) -> None:
         """Of every other rank; never returns."""
-        async with _session() as session:
+        async with open_session() as session:
             await self._keep_reporting(session)
 
     async def _wait(self, session: aiohttp.ClientSession, *, owns_rank_0: bool) -> None:
@@ -83,11 +83,18 @@ class Membership:
             owns_rank_0=owns_rank_0,
         )
         watch = Watch(tuple(self._urls), candidate)
-        while not await self._look(session, watch):
+        while not await self.look(session, watch):
             await asyncio.sleep(RENEW_S)
 
-    async def _look(self, session: aiohttp.ClientSession, watch: Watch) -> bool:
-        """Has this server got a rank?"""
+    async def look(self, session: aiohttp.ClientSession, watch: Watch) -> bool:
+        """Look around once, and act on it.
+
+        Args:
+            session: Of `open_session`.
+            watch: Remembers what was seen before.
+
+        Returns: Whether this server has got a rank.
+        """
         answers = await asyncio.gather(*(_ask(session, url) for url in self._urls))
         match watch.decide(answers):
             case Wait(reason=reason):
@@ -119,15 +126,18 @@ class Membership:
     async def _keep_reporting(self, session: aiohttp.ClientSession) -> None:
         said = ""
         while True:
-            answer = await self._report_to_any(session)
+            answer = await self.report_to_any(session)
             if answer.text != said:
                 logger.info("report to rank 0: %s", answer.text)
                 said = answer.text
             self._place.refusal = answer.text if answer.outcome is Outcome.REFUSED else ""
             await asyncio.sleep(RENEW_S)
 
-    async def _report_to_any(self, session: aiohttp.ClientSession) -> Answer:
-        # Begins with the one that accepted last, so that another that is away costs no lease.
+    async def report_to_any(self, session: aiohttp.ClientSession) -> Answer:
+        """Report once, to the first address that takes it.
+
+        Begins with the one that accepted last, so that another that is away costs no lease.
+        """
         answers = []
         for url in list(self._urls):
             answer = await self._report(session, url, self._place.report)
@@ -159,7 +169,8 @@ class Membership:
         return Answer(outcome, f"refused by {url}: {text}")
 
 
-def _session() -> aiohttp.ClientSession:
+def open_session() -> aiohttp.ClientSession:
+    """With the time that one question may take."""
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
 
 
