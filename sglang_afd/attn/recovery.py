@@ -36,9 +36,7 @@ class Recovery:
         since: a request whose rows end the MLP servers must not do so for ever.
         """
         if self._num_steps == self._here.num_steps:
-            self._fail_all(
-                scheduler, f"the MLP servers did not run a step in two attempts ({error})"
-            )
+            self._fail_all(scheduler, f"the MLP servers ran no step in two attempts ({error})")
             return
         self._num_steps = self._here.num_steps
         num_retracted, num_failed = requests.retract_running_requests(scheduler)
