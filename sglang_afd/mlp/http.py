@@ -12,7 +12,6 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -84,6 +83,7 @@ async def _serve(
     listener: socket.socket, board: Board, options: HttpOptions, pipe: Connection
 ) -> None:
     place = make_place(board, options)
+    membership = Membership(place, options.leader_urls, options.secret, pipe.send)
     runner = web.AppRunner(build_app(board, place, options.secret), access_log=None)
     await runner.setup()
     await web.SockSite(runner, listener).start()
@@ -99,21 +99,29 @@ async def _serve(
         except EOFError:  # the loop's process is ending
             return
         place.serve(serving.info, serving.exchange_address)
+        membership.hurry()
 
     loop.add_reader(pipe.fileno(), hear)
-    membership = asyncio.create_task(_be_member(place, options, pipe.send))
-    membership.add_done_callback(partial(_ended, stop))
+    task = asyncio.create_task(_be_member(membership, place, options))
+    task.add_done_callback(partial(_ended, stop))
     await stop.wait()
-    membership.cancel()
+    task.cancel()
     await runner.cleanup()
 
 
-def _ended(stop: asyncio.Event, membership: asyncio.Task[None]) -> None:
-    if membership.cancelled() or membership.exception() is None:
+def _ended(stop: asyncio.Event, task: asyncio.Task[None]) -> None:
+    if task.cancelled() or task.exception() is None:
         return
     # Our own bug; without reports this server would be useless.
-    logger.error("the membership ended", exc_info=membership.exception())
+    logger.error("the membership ended", exc_info=task.exception())
     stop.set()
+
+
+async def _be_member(membership: Membership, place: Place, options: HttpOptions) -> None:
+    if options.asks_first:
+        await membership.wait_and_report(owns_rank_0=options.report.rank == 0)
+    elif place.group is None:
+        await membership.keep_reporting()
 
 
 def make_place(board: Board, options: HttpOptions) -> Place:
@@ -126,15 +134,6 @@ def make_place(board: Board, options: HttpOptions) -> Place:
     elif options.report.rank == 0:
         place.lead(is_successor=False)
     return place
-
-
-def _be_member(
-    place: Place, options: HttpOptions, on_rank: Callable[[int], None]
-) -> Coroutine[Any, Any, None]:
-    membership = Membership(place, options.leader_urls, options.secret, on_rank)
-    if options.asks_first:
-        return membership.wait_and_report(owns_rank_0=options.report.rank == 0)
-    return membership.keep_reporting() if place.group is None else asyncio.sleep(0)
 
 
 def build_app(board: Board, place: Place, secret: bytes) -> web.Application:

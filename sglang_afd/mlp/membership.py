@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -60,6 +61,11 @@ class Membership:
         self._urls = list(urls)
         self._secret = secret
         self._on_rank = on_rank
+        self._has_news = asyncio.Event()
+
+    def hurry(self) -> None:
+        """The place has changed: report it now rather than at the next renewal."""
+        self._has_news.set()
 
     async def wait_and_report(self, *, owns_rank_0: bool) -> None:
         """Of a spare, or of a rank 0 that another may have replaced; never returns as a member."""
@@ -126,12 +132,14 @@ class Membership:
     async def _keep_reporting(self, session: aiohttp.ClientSession) -> None:
         said = ""
         while True:
+            self._has_news.clear()
             answer = await self.report_to_any(session)
             if answer.text != said:
                 logger.info("report to rank 0: %s", answer.text)
                 said = answer.text
             self._place.refusal = answer.text if answer.outcome is Outcome.REFUSED else ""
-            await asyncio.sleep(RENEW_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_news.wait(), RENEW_S)
 
     async def report_to_any(self, session: aiohttp.ClientSession) -> Answer:
         """Report once, to the first address that takes it.

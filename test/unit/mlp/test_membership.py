@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from peers import SECRET
 
+from sglang_afd.mlp import membership as membership_module
 from sglang_afd.mlp.board import Board
 from sglang_afd.mlp.group import LEASE_S, Group, MemberReport
 from sglang_afd.mlp.http import build_app
@@ -117,6 +118,30 @@ def test_a_report_goes_to_the_first_that_takes_it_and_stays_there(first: str) ->
         assert main.group is not None and other.group is not None
         assert [one.boot_id for one in main.group.members()] == ["main", "mine"]
         assert other.group.missing() == [1]
+
+    run(test)
+
+
+def test_a_rank_is_listed_at_once_when_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership_module, "RENEW_S", 3600.0)
+
+    async def test() -> None:
+        main = leader(Clock())
+        member = place(1, "mine")
+        async with serving(main) as url:
+            membership = Membership(member, [url], SECRET, lambda rank: None)
+            task = asyncio.create_task(membership.keep_reporting())
+            assert main.group is not None
+            while not main.group.loading():
+                await asyncio.sleep(0.01)
+            assert main.group.missing() == [1]
+
+            member.serve({}, "ipc:///run/mine")
+            membership.hurry()
+            async with asyncio.timeout(60):
+                while main.group.missing():
+                    await asyncio.sleep(0.01)
+            task.cancel()
 
     run(test)
 
