@@ -92,7 +92,8 @@ def build_parser() -> argparse.ArgumentParser:
         "stall_timeout_s",
         "--afd-stall-timeout",
         "S",
-        "Longest wait in seconds for one exchange before the running requests are failed.",
+        "Seconds that a step waits for lost MLP servers before its requests are retracted; they "
+        "then wait as long again before they are failed.",
     )
     _add(
         attn,

@@ -11,6 +11,7 @@ from sglang_afd.errors import ConfigError
 
 ROUNDS_VARIABLE = "SGLANG_AFD_ROUNDS"  # for measurements: "off" serves first come, first served
 SGLANG_WATCHDOG_S = 300.0  # SGLang's default --watchdog-timeout, which ends a stuck scheduler
+MAX_STEP_SHARE = 0.75  # of SGLang's watchdog: what a step may take with all its waits
 
 
 class Role(StrEnum):
@@ -47,7 +48,7 @@ class AfdConfig:
     is_spare: bool = False  # mlp: wait until a rank is missing, then take its place
     max_rows: int = 2048  # rows of one exchange, 1 .. 65536; larger batches go in pieces
     max_peers: int = 64  # mlp: attention servers attached at once, 1 .. 4096
-    stall_timeout_s: float = 60.0  # longest wait for one exchange, 0.1 .. below the watchdog
+    stall_timeout_s: float = 60.0  # how long a step waits, then how long requests do; 0.1 .. 300
     attach_timeout_s: float = 300.0  # attn: longest wait for the MLP servers at start-up, >= 1
     heartbeat_timeout_s: float = 1.0  # silence after which a peer counts as gone, 0.1 .. 60
     allow_untested_model: bool = False  # serve an architecture that the test-suite does not cover

@@ -15,7 +15,7 @@ from sglang_afd.attn.announcer import Announcer, Forecast
 from sglang_afd.attn.attach import Attacher
 from sglang_afd.attn.micro_batch import MicroBatch
 from sglang_afd.attn.status import StatusBoard
-from sglang_afd.config import AfdConfig
+from sglang_afd.config import MAX_STEP_SHARE, AfdConfig
 from sglang_afd.errors import AfdError, ExchangeFailed, PeerLost, StallTimeout, UpstreamMismatch
 from sglang_afd.protocol import auth
 from sglang_afd.protocol.messages import Dispatch, Kind, ModelSpec
@@ -27,8 +27,6 @@ from sglang_afd.upstream.moe import FusedMoE
 from sglang_afd.upstream.server_args import ServerArgs, model_fingerprint
 from sglang_afd.upstream.versions import check_version
 from sglang_afd.upstream.weights import ReadCount
-
-MAX_STEP_SHARE = 0.75  # of SGLang's watchdog; beyond it a step is given up
 
 _current: Runtime | None = None
 

@@ -12,7 +12,7 @@ from sglang.srt.server_args import ServerArgs, prepare_server_args
 from sglang.srt.server_args_config_parser import ConfigArgumentMerger
 
 from sglang_afd.cli import StrictParser, build_parser, unknown_flag
-from sglang_afd.config import AfdConfig, Role
+from sglang_afd.config import MAX_STEP_SHARE, AfdConfig, Role
 from sglang_afd.errors import ConfigError
 from sglang_afd.fingerprint import fingerprint
 from sglang_afd.protocol.paths import STATUS_PATH
@@ -233,10 +233,12 @@ def refuse_unsupported(raw: argparse.Namespace, config: AfdConfig) -> None:
             "this machine has no CUDA driver; use --device cpu or leave it out",
         ),
         (
-            role is Role.ATTN and 0 < raw.watchdog_timeout <= config.stall_timeout_s,
+            role is Role.ATTN
+            and 0 < raw.watchdog_timeout * MAX_STEP_SHARE < config.stall_timeout_s,
             f"--afd-stall-timeout {config.stall_timeout_s:g} with "
             f"--watchdog-timeout {raw.watchdog_timeout:g}",
-            "make the stall timeout smaller, or SGLang's watchdog ends the server first",
+            f"make the stall timeout at most {MAX_STEP_SHARE:.0%} of the watchdog's, or SGLang "
+            f"ends the server while it waits",
         ),
     ]
     refusals += [
