@@ -45,6 +45,7 @@ class Attacher:
         self._link: ZmqLink | None = None  # in use by the scheduler's thread
         self._fresh: ZmqLink | None = None  # attached and not taken yet
         self._stalled_since_s = float("inf")  # when the link was lost; inf while attached
+        self._loss = ""  # why it was lost; "" while attached
         self._refusal: AfdError | None = None
         self._has_started = False  # from then on a refusal is no reason to end
         self._dead: list[ZmqLink] = []  # lost, and perhaps still used by a step
@@ -222,7 +223,7 @@ class Attacher:
         )
         with self._changed:
             self._fresh = link
-            self._stalled_since_s = float("inf")
+            self._stalled_since_s, self._loss = float("inf"), ""
             self._board.update(
                 state=LinkState.READY,
                 reason="",
@@ -240,7 +241,7 @@ class Attacher:
             if self._fresh is link:  # the scheduler never took it
                 self._fresh = None
                 link.close()
-            self._stalled_since_s = now_s
+            self._stalled_since_s, self._loss = now_s, reason
             self._board.update(
                 state=LinkState.STALLED,
                 reason=reason,
@@ -264,10 +265,10 @@ class Attacher:
                 self._dead.remove(link)
 
     def _failed(self, error: AfdError) -> None:
-        before = self._board.read()
-        if str(error) != before.reason:
+        reason = f"{self._loss}; not attached again: {error}" if self._loss else str(error)
+        if reason != self._board.read().reason:
             logger.warning("not attached: %s", error)
-            self._board.update(reason=str(error))
+            self._board.update(reason=reason)
         if not self._has_started and isinstance(error, Refused | ConfigError):
             with self._changed:
                 self._refusal = error
