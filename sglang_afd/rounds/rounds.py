@@ -371,10 +371,13 @@ class Rounds:
         if not self._is_window_over(missing, start_s, now_s):
             self._is_window_open = True
             return None
-        for state in missing:
-            state.was_missed = True
+        self._give_up(missing)
         self._count_window(start_s, now_s, is_vain=bool(missing))
         return self._open_flight(FIRST, gathered, now_s)
+
+    def _give_up(self, missing: list[PeerState]) -> None:
+        for state in missing:
+            state.was_missed = True
 
     def _count_window(self, start_s: float, now_s: float, is_vain: bool) -> None:
         if self._is_window_open:
@@ -409,6 +412,7 @@ class Rounds:
         expected = [state for state in self._peers.values() if state.is_expected]
         if not self._is_window_over(expected, self._ended_s, now_s):
             return None
+        self._give_up(expected)
         position = min(aside)
         return self._open_flight(position, self._at(position), now_s)
 
