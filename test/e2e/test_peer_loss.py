@@ -82,12 +82,16 @@ def test_an_attention_server_that_dies_or_stops_is_forgotten_and_the_others_go_o
         noticed_s = time.monotonic()
 
         assert finish_all([survivor]) == undisturbed
+        gaps_s = [
+            survivor.longest_gap_s(0, ended_s),
+            survivor.longest_gap_s(ended_s, noticed_s),
+            survivor.longest_gap_s(noticed_s),
+        ]
+        told = "{:.3f} s before, {:.3f} s meanwhile, {:.3f} s afterwards".format(*gaps_s)
         with capsys.disabled():
             sys.stdout.write(
-                f"\n{end.__name__}: forgotten after {noticed_s - ended_s:.2f} s; longest time between "
-                f"two tokens of the other server {survivor.longest_gap_s(0, ended_s):.3f} s before, "
-                f"{survivor.longest_gap_s(ended_s, noticed_s):.3f} s meanwhile, "
-                f"{survivor.longest_gap_s(noticed_s):.3f} s afterwards\n"
+                f"\n{end.__name__}: forgotten after {noticed_s - ended_s:.2f} s; longest time "
+                f"between two tokens of the other server: {told}\n"
             )
         if end is _stop:
             os.killpg(doomed.pid, signal.SIGCONT)
