@@ -127,6 +127,10 @@ class Loop:
 
     def _hear(self, event: Ordered | LeaderLost | LeaderFound, now_s: float) -> None:
         """What rank 0 says to another rank."""
+        if isinstance(event, Ordered):
+            self._order.ordered(event.order)
+        else:
+            self._order.leader_changed(now_s)
 
     def _meet(self, event: PeerAttached, now_s: float) -> None:
         self._words[Counter.PEERS] += 1

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Sequence
 from sglang_afd.mlp.board import Board
 from sglang_afd.protocol.messages import RunUnit, UnitMember
 from sglang_afd.rounds.arrival import ArrivalQueue
+from sglang_afd.rounds.follower import FollowerQueue
+from sglang_afd.rounds.orders import OrderedMember, UnitOrder, order_of
 from sglang_afd.rounds.rounds import Rounds
 from sglang_afd.rounds.units import Intent, Member, Unit, UnitSource
 
@@ -71,35 +73,65 @@ class RankOrder:
             return None
         unit = self.source.next_unit(now_s)
         if unit is not None and self.num_followers and not unit.is_prefill:
-            self._publish(
-                RunUnit(
-                    sequence=unit.sequence,
-                    layer_id=unit.layer_id,
-                    members=tuple(self._name(member) for member in unit.members),
-                )
-            )
+            self._publish(_to_message(order_of(unit, self._epochs)))
         return unit
 
     def wake_at_s(self, now_s: float) -> float | None:
         """See `UnitSource`."""
         return self.source.wake_at_s(now_s) if self._is_whole else None
 
+    def ordered(self, message: RunUnit) -> None:
+        """Rank 0 said what comes next."""
+        if isinstance(self.source, FollowerQueue):
+            self.source.ordered(_to_order(message))
+
+    def leader_changed(self, now_s: float) -> None:
+        """Rank 0 is gone, or another one, whose sequence begins anew."""
+        if isinstance(self.source, FollowerQueue):
+            self.source.leader_changed(now_s)
+
     def show(self, board: Board) -> None:
         """Write what was counted to the board."""
-        if isinstance(self.source, Rounds):
+        if isinstance(self.source, Rounds | FollowerQueue):
             board.show_rounds(self.source.counters)
 
     @property
     def _is_whole(self) -> bool:
         return len(self._followers) >= self.num_followers
 
-    def _name(self, member: Member) -> UnitMember:
-        return UnitMember(
-            epoch=self._epochs[member.peer],
-            step=member.step,
-            micro_batch_id=member.micro_batch_id,
-            num_rows=member.num_rows,
-        )
+
+def _to_message(order: UnitOrder) -> RunUnit:
+    return RunUnit(
+        sequence=order.sequence,
+        layer_id=order.layer_id,
+        micro_batch_id=order.micro_batch_id,
+        members=tuple(
+            UnitMember(
+                epoch=member.epoch,
+                step=member.step,
+                micro_batch_id=member.micro_batch_id,
+                num_rows=member.num_rows,
+            )
+            for member in order.members
+        ),
+    )
+
+
+def _to_order(message: RunUnit) -> UnitOrder:
+    return UnitOrder(
+        sequence=message.sequence,
+        layer_id=message.layer_id,
+        micro_batch_id=message.micro_batch_id,
+        members=tuple(
+            OrderedMember(
+                epoch=member.epoch,
+                step=member.step,
+                micro_batch_id=member.micro_batch_id,
+                num_rows=member.num_rows,
+            )
+            for member in message.members
+        ),
+    )
 
 
 def make_rank_order(
@@ -119,6 +151,8 @@ def make_rank_order(
         ep_size: Ranks of the group.
         has_rounds: False serves first come, first served, on every rank by itself.
     """
-    if not has_rounds or ep_size > 1:
+    if not has_rounds:
         return RankOrder(ArrivalQueue(), publish, num_followers=0)
-    return RankOrder(Rounds(layer_ids), publish, num_followers=0)
+    if rank:
+        return RankOrder(FollowerQueue(), publish, num_followers=0)
+    return RankOrder(Rounds(layer_ids), publish, num_followers=ep_size - 1)

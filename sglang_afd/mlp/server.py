@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
 import signal
@@ -21,6 +22,7 @@ from sglang_afd.mlp.board import Board
 from sglang_afd.mlp.experts import Experts
 from sglang_afd.mlp.group import MemberReport
 from sglang_afd.mlp.http_process import HttpProcess
+from sglang_afd.mlp.leader import find_leader
 from sglang_afd.mlp.loop import Loop
 from sglang_afd.mlp.place import NO_RANK
 from sglang_afd.mlp.private_address import private_ipc_address
@@ -31,6 +33,8 @@ from sglang_afd.protocol.messages import ModelSpec
 from sglang_afd.topology import ExpertShard
 from sglang_afd.trace import file as trace_file
 from sglang_afd.trace import mlp as mlp_timeline
+from sglang_afd.transport.zmq_follower import ZmqFollower
+from sglang_afd.transport.zmq_handshake import GreetOptions
 from sglang_afd.transport.zmq_hub import ZmqHub
 from sglang_afd.upstream.environment import import_model
 from sglang_afd.upstream.model_check import num_experts_of
@@ -89,6 +93,8 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
             listen,
             heartbeat_timeout_s=config.heartbeat_timeout_s,
         )
+        if rank and with_rounds:
+            hub.follow(_follower(config, identity, secret))
     http_process.serve(options.info | _info(identity, experts, hub.address), hub.address)
     logger.info(
         "MLP rank %d of %d serves experts %d to %d of %s: exchange %s, HTTP port %d, %.1f s",
@@ -164,6 +170,17 @@ def _check_size(experts: Experts, board: Board) -> None:
             f"{experts.architecture} has {experts.shard.num_local} experts a rank, its config.json "
             f"tells of {board.num_local_experts}; such a model is not supported yet"
         )
+
+
+def _follower(config: AfdConfig, identity: MlpIdentity, secret: bytes) -> ZmqFollower:
+    options = GreetOptions(
+        server_id=f"mlp-{identity.rank}",
+        spec=identity.spec,
+        secret=secret,
+        heartbeat_timeout_s=config.heartbeat_timeout_s,
+    )
+    find = functools.partial(find_leader, config.leader_urls, identity.boot_id)
+    return ZmqFollower(find, options, rank=identity.rank)
 
 
 def _identity(config: AfdConfig, report: MemberReport, experts: Experts) -> MlpIdentity:

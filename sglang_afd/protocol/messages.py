@@ -170,6 +170,7 @@ class RunUnit(_Message, frozen=True, tag="run_unit"):
 
     sequence: int
     layer_id: int
+    micro_batch_id: int
     members: tuple[UnitMember, ...]
 
 

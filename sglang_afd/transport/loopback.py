@@ -77,6 +77,7 @@ class LoopbackHub(Hub):
         self._events: list[Event] = []
         self._greeter: Greeter | None = None  # of a rank that follows
         self._leader: LoopbackHub | None = None
+        self._rank = 0
         self._lock = threading.Lock()
 
     @property
@@ -97,7 +98,7 @@ class LoopbackHub(Hub):
 
     def follow(self, leader: LoopbackHub, spec: ModelSpec, secret: bytes, *, rank: int) -> None:
         """Hear what `leader` says, once it was polled."""
-        self._leader = leader
+        self._leader, self._rank = leader, rank
         self._greeter = Greeter(_name(rank).decode(), spec, secret, follower_rank=rank)
         leader.connect(_name(rank), rank, _Ear(self._inbox))
         leader.deliver(_name(rank), [codec.encode(self._greeter.hello())])
@@ -143,6 +144,8 @@ class LoopbackHub(Hub):
 
     def close(self) -> None:
         """See `Hub`; attached links learn that the rank is gone."""
+        if self._leader is not None:
+            self._leader.disconnect(_name(self._rank), "its connection ended")
         with self._lock:
             outboxes, self._outboxes = self._outboxes, {}
         for rank, outbox in outboxes.values():

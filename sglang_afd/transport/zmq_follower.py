@@ -118,7 +118,13 @@ class ZmqFollower:
         address = self._find()
         connection = open_connection(self._context, address, self._options)
         try:
-            shake(connection.socket, address, self._options, follower_rank=self._rank)
+            shake(
+                connection.socket,
+                address,
+                self._options,
+                follower_rank=self._rank,
+                is_over=self._is_closing.is_set,
+            )
         except BaseException:
             connection.close()
             raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,6 +23,8 @@ from sglang_afd.protocol.messages import (
 from sglang_afd.transport.zmq_options import configure
 
 Socket = zmq.Socket[bytes]
+_LOOK_MS = 100  # between two looks at whether the answer is still wanted
+_ENDS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED  # the latter where nobody listens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +45,10 @@ class Connection:
     socket: Socket
     monitor: Socket
 
+    def is_cut(self) -> bool:
+        """Has it ended, or never begun? For the thread that reads the monitor."""
+        return bool(self.monitor.poll(0))
+
     def close(self) -> None:
         """In one thread; ZeroMQ blocks in a monitored socket whose monitor was closed first."""
         self.socket.disable_monitor()
@@ -60,9 +68,7 @@ def open_connection(
     configure(socket, address, options.spec, options.heartbeat_timeout_s)
     # NOTE: a restarted server is another peer; it is met by a new handshake, not a reconnect.
     socket.setsockopt(zmq.RECONNECT_IVL, -1)
-    connection = Connection(
-        socket=socket, monitor=socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-    )
+    connection = Connection(socket=socket, monitor=socket.get_monitor_socket(_ENDS))
     try:
         socket.connect(address)
     except zmq.ZMQError as error:
@@ -78,8 +84,9 @@ def shake(
     *,
     epoch: int = 0,
     follower_rank: int = -1,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Attached:
-    """Pass the handshake.
+    """Pass the handshake, unless `is_over` says that nobody wants it any more.
 
     Raises:
         Refused: The rank declined, and why.
@@ -87,9 +94,10 @@ def shake(
     """
     greeter = Greeter(options.server_id, options.spec, options.secret, follower_rank=follower_rank)
     try:
-        challenge = _ask(socket, address, greeter.hello(), options.handshake_timeout_s)
+        challenge = _ask(socket, address, greeter.hello(), options.handshake_timeout_s, is_over)
         attach = greeter.answer(challenge, epoch=epoch)
-        return greeter.accepted(_ask(socket, address, attach, options.handshake_timeout_s))
+        answer = _ask(socket, address, attach, options.handshake_timeout_s, is_over)
+        return greeter.accepted(answer)
     except ProtocolError as error:
         raise Refused(RefusalCode.PROTOCOL, f"{address}: {error}") from None
 
@@ -102,9 +110,19 @@ def try_send(socket: Socket, frame: bytes) -> bool:
     return False
 
 
-def _ask(socket: Socket, address: str, message: Hello | Attach, timeout_s: float) -> ToAttn:
+def _ask(
+    socket: Socket,
+    address: str,
+    message: Hello | Attach,
+    timeout_s: float,
+    is_over: Callable[[], bool],
+) -> ToAttn:
     if not try_send(socket, codec.encode(message)):  # a rank that went takes its queue along
         raise PeerLost(f"the MLP server at {address} went away while attaching")
-    if not socket.poll(round(timeout_s * 1000)):
-        raise PeerLost(f"no MLP server answered at {address} within {timeout_s:g} s")
+    deadline_s = time.monotonic() + timeout_s
+    while not socket.poll(min(_LOOK_MS, round(timeout_s * 1000))):
+        if is_over():
+            raise PeerLost(f"the MLP server at {address} is not there, or went away")
+        if time.monotonic() >= deadline_s:
+            raise PeerLost(f"no MLP server answered at {address} within {timeout_s:g} s")
     return codec.decode_to_attn(socket.recv_multipart()[0])

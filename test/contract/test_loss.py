@@ -169,7 +169,8 @@ def test_an_exchange_whose_experts_fail_loses_the_group_but_not_the_rank(fleet: 
     fleet.start(SPEC, run)
     unlucky, lucky = fleet.attach(SPEC), fleet.attach(SPEC)
 
-    with pytest.raises(ExchangeFailed, match="MLP rank 0 declined an exchange: the experts failed: expert 5 is broken"):
+    told = "MLP rank 0 declined an exchange: the experts failed: expert 5 is broken"
+    with pytest.raises(ExchangeFailed, match=told):
         exchange(unlucky, rows_to(SPEC, 5))
 
     works(lucky)

@@ -324,6 +324,7 @@ class Fleet:
         max_peers: int = 8,
         boot_id: str = "0000000100000000",
         has_rounds: bool = False,
+        are_followed: bool = True,
     ) -> list[Rank]:
         """Start every rank; called again, each follows its dead predecessor at its address."""
         addresses = [rank.hub.address for rank in self.ranks] or [""] * ep_size
@@ -333,11 +334,15 @@ class Fleet:
             hub = self.transport.hub(Gate(identity, secret, max_peers=max_peers), address)
             layer_ids = spec.moe_layer_ids
             order = PausableOrder(hub, layer_ids, number, ep_size, has_rounds)
-            if number and has_rounds:
-                self.transport.follow(hub, self.ranks[0].hub, spec, secret, number)
             self.ranks.append(Rank(hub, number, run, order))
+            if number and has_rounds and are_followed:
+                self.follow(spec, self.ranks[number], number, secret=secret)
         self._every_rank += self.ranks
         return self.ranks
+
+    def follow(self, spec: ModelSpec, rank: Rank, number: int, *, secret: bytes = b"") -> None:
+        """Let a rank follow rank 0."""
+        self.transport.follow(rank.hub, self.ranks[0].hub, spec, secret, number)
 
     def attach(
         self,

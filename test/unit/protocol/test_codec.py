@@ -73,9 +73,10 @@ GOLDEN: list[tuple[ToMlp | ToAttn | ToFollower, bytes]] = [
         RunUnit(
             sequence=5,
             layer_id=1,
+            micro_batch_id=0,
             members=(UnitMember(epoch=7, step=3, micro_batch_id=0, num_rows=2),),
         ),
-        b"\x84\xa4type\xa8run_unit\xa8sequence\x05\xa8layer_id\x01\xa7members\x91"
+        b"\x85\xa4type\xa8run_unit\xa8sequence\x05\xa8layer_id\x01\xaemicro_batch_id\x00\xa7members\x91"
         b"\x84\xa5epoch\x07\xa4step\x03\xaemicro_batch_id\x00\xa8num_rows\x02",
     ),
     (
