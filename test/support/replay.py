@@ -104,6 +104,7 @@ class Crowd:
             *("--role", "attn", "--model-path", str(self._model), *CPU_FLAGS, *FLAGS),
             *("--afd-mlp", f"http://127.0.0.1:{self._mlp_port}", "--afd-max-rows", str(MAX_ROWS)),
             *("--afd-attach-timeout", "60", "--afd-stall-timeout", "30"),
+            *("--afd-num-micro-batches", str(full_plan.num_micro_batches)),
         ]
         env = {"TEST_REPLAY": msgspec.json.encode(full_plan).decode()}
         peer = Peer(self._zygote.start("replay", argv, env=env), full_plan)

@@ -23,6 +23,7 @@ from replay_trace import LayerCall, Step
 
 from sglang_afd import cli
 from sglang_afd.attn import micro_batch, runtime
+from sglang_afd.attn.announcer import Forecast
 from sglang_afd.attn.remote_moe import RemoteFusedMoE
 from sglang_afd.attn.runtime import Runtime
 from sglang_afd.attn.scheduler import build_hooks
@@ -67,7 +68,8 @@ class Walker:
     """Steps like an attention server's scheduler, layer by layer."""
 
     def __init__(self, plan: Plan, layers: list[RemoteFusedMoE]) -> None:
-        self.num_steps = 0
+        self.num_steps = 0  # of decode
+        self.num_forwards = 0
         self.largest_error = 0.0
         self._plan = plan
         self._layers = layers
@@ -76,32 +78,49 @@ class Walker:
 
     def step(self) -> None:
         """One decode step, and before it whatever the plan puts there."""
-        plan, number = self._plan, self.num_steps
-        if plan.prefill_every and number % plan.prefill_every == 0:
+        if self._is_due(self._plan.prefill_every):
             self._forward(self._trace.prefill, Kind.PREFILL)
-        if plan.pause_every and number % plan.pause_every == 0:
-            time.sleep(plan.pause_s)
-        self._forward(self._trace.decode[number % len(self._trace.decode)], Kind.DECODE)
-        self.num_steps += 1
+        if self._is_due(self._plan.pause_every):
+            runtime.current().announce_idle()
+            time.sleep(self._plan.pause_s)
+        self._forward(self._trace.decode[self.num_steps % len(self._trace.decode)], Kind.DECODE)
         os.pwrite(self._progress, b"%012d" % self.num_steps, 0)
 
+    def _is_due(self, every: int) -> bool:
+        return bool(every) and self.num_steps % every == 0
+
     def _forward(self, step: Step, kind: Kind) -> None:
+        """As the hook on SGLang's `run_batch` does: announce, run, say what follows."""
+        here = runtime.current()
         num_rows = len(step[0].hidden_states)
-        number = min(self._plan.num_micro_batches, num_rows)
-        bounds = [num_rows * index // number for index in range(number + 1)]
-        slices = [
-            micro_batch.Slice(
-                num_rows=stop - start,
-                forward=partial(self._walk, [call.rows(start, stop) for call in step], number),
-                context=None,
+        with here.step(self.num_forwards + 1, kind):
+            here.announce(num_rows)
+            self._run(step, num_rows)
+            self.num_forwards += 1
+            self.num_steps += kind is Kind.DECODE
+            prefills = kind is Kind.DECODE and self._is_due(self._plan.prefill_every)
+            here.announce_next(
+                Forecast(kind=Kind.PREFILL, num_rows=0)
+                if prefills
+                else Forecast(kind=Kind.DECODE, num_rows=len(self._trace.decode[0][0].expected))
             )
-            for start, stop in pairwise(bounds)
-        ]
-        with runtime.current().step(self.num_steps + 1, kind):
-            if number == 1:
-                self._walk(step, number)
-            else:
-                micro_batch.run_in_turns(slices)
+
+    def _run(self, step: Step, num_rows: int) -> None:
+        number = min(self._plan.num_micro_batches, num_rows)
+        if number == 1:
+            self._walk(step, 1)
+            return
+        bounds = [num_rows * index // number for index in range(number + 1)]
+        micro_batch.run_in_turns(
+            [
+                micro_batch.Slice(
+                    num_rows=stop - start,
+                    forward=partial(self._walk, [call.rows(start, stop) for call in step], number),
+                    context=None,
+                )
+                for start, stop in pairwise(bounds)
+            ]
+        )
 
     def _walk(self, step: Step, num_micro_batches: int) -> None:
         for layer, call in zip(self._layers, step, strict=True):
