@@ -165,7 +165,15 @@ class ZmqLink(Link):
             connection = open_connection(self._context, address, self._options)
             self._sockets.append(connection.socket)
             self._monitors.append(connection.monitor)
-            attached.append(shake(connection.socket, address, self._options, epoch=epoch))
+            attached.append(
+                shake(
+                    connection.socket,
+                    address,
+                    self._options,
+                    epoch=epoch,
+                    is_over=connection.is_cut,
+                )
+            )
         return check_group(attached, addresses, self._options.spec.num_experts)
 
     def _receive(self, socket: zmq.Socket[bytes]) -> None:
