@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import fleet
 import micro_batch_faults
 import pytest
 import torch
-from compare import PROMPTS, ask_at_once, ask_one_by_one, differences
+from compare import NUM_TOKENS, PROMPTS, Answer, ask_at_once, ask_one_by_one, differences
 from fleet import Oracle
 from servers import Server, Zygote, fetch, running, wait_until
 from torch import Tensor
@@ -50,6 +51,17 @@ class Watched:
         forget_prefixes(self.server)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What an attention server answered."""
+
+    one_by_one: list[Answer]
+    at_once: list[Answer]
+    again: list[Answer]  # with radix-cache hits
+    few: list[Answer]  # fewer rows than micro-batches, for three and four
+    mixed: list[tuple[int, ...]]  # tokens; prefill and decode in one batch where that is allowed
+
+
 def forget_prefixes(server: Server) -> None:
     """Neither a fault nor a comparison may hide behind cached prefixes."""
     status, answer = fetch(f"{server.url}/flush_cache", {})
@@ -75,7 +87,15 @@ def stock_hidden_states(zygote: Zygote, qwen3_oracle: Oracle) -> HiddenStates:
         return ask_hidden_states(server)
 
 
-@pytest.fixture(scope="module", params=["1", "2", "3", "4", "auto"])
+def settings(*names: str) -> pytest.MarkDecorator:
+    """The attention servers that a test asks, by the value of the flag."""
+    return pytest.mark.parametrize("watched", names, indirect=True, scope="module")
+
+
+EVERY = settings("1", "2", "3", "4", "auto")
+
+
+@pytest.fixture(scope="module")
 def watched(
     request: pytest.FixtureRequest,
     zygote: Zygote,
@@ -91,13 +111,37 @@ def watched(
         mlp.port,
         *("--afd-num-micro-batches", request.param),
         *(HIDDEN_STATES if request.param in "123" else ()),
-        *(("--enable-mixed-chunk",) if request.param in ("2", "auto") else ()),
+        *(("--enable-mixed-chunk",) if request.param in ("4", "auto") else ()),
         plant="watch_micro_batches" if request.param in "123" else "note_micro_batches",
         env={"TEST_MICRO_BATCHES": str(directory)},
     )
     with running([server]):
         fleet.wait_ready(server)
         yield Watched(request.param, server, directory)
+
+
+@pytest.fixture(scope="module")
+def asked(watched: Watched) -> Asked:
+    """The answers of an attention server."""
+    url = watched.server.url
+    one_by_one = ask_one_by_one(url)
+    at_once, again = ask_at_once([url]), ask_at_once([url])
+    few = ask_at_once([url], FEW)
+    forget_prefixes(watched.server)
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        mixed = list(pool.map(ask_tokens, [url] * len(PROMPTS), PROMPTS))
+    return Asked(one_by_one=one_by_one, at_once=at_once, again=again, few=few, mixed=mixed)
+
+
+def ask_tokens(url: str, prompt: str) -> tuple[int, ...]:
+    """Without logprobs, which SGLang does not give for batches of prefill and decode."""
+    body = {
+        "text": prompt,
+        "sampling_params": {"temperature": 0, "max_new_tokens": NUM_TOKENS, "ignore_eos": True},
+    }
+    status, answer = fetch(f"{url}/generate", body, timeout_s=120)
+    assert status == 200, answer
+    return tuple(answer["output_ids"])
 
 
 def ask_hidden_states(server: Server) -> HiddenStates:
@@ -131,23 +175,20 @@ def distance(expected: list[Tensor], got: list[Tensor]) -> float:
     )
 
 
-def test_answers_are_those_of_stock_sglang(watched: Watched, qwen3_oracle: Oracle) -> None:
-    server = watched.server
-    one_by_one = ask_one_by_one(server.url)
-    at_once = ask_at_once([server.url])
-    again = ask_at_once([server.url])  # with radix-cache hits
-    few = ask_at_once([server.url], FEW)  # fewer rows than micro-batches, for three and four
-
-    assert differences(qwen3_oracle.one_by_one, one_by_one) == []
-    assert differences(qwen3_oracle.at_once, at_once) == []
-    assert differences(qwen3_oracle.at_once, again) == []
-    assert differences(qwen3_oracle.at_once[: len(FEW)], few) == []
+@EVERY
+def test_answers_are_those_of_stock_sglang(asked: Asked, qwen3_oracle: Oracle) -> None:
+    assert differences(qwen3_oracle.one_by_one, asked.one_by_one) == []
+    assert differences(qwen3_oracle.at_once, asked.at_once) == []
+    assert differences(qwen3_oracle.at_once, asked.again) == []
+    assert differences(qwen3_oracle.at_once[: len(FEW)], asked.few) == []
+    assert asked.mixed == [answer.token_ids for answer in qwen3_oracle.at_once]
 
 
-def test_steps_were_cut_into_as_many_parts_as_asked_for(watched: Watched) -> None:
+@EVERY
+def test_steps_are_cut_into_as_many_parts_as_asked_for(watched: Watched, asked: Asked) -> None:
     status = watched.status()
-
     by_number = status["steps_by_num_micro_batches"]
+
     assert status["num_steps"] == sum(by_number.values())
     assert by_number["1"] > 0  # batches of one
     match watched.setting:
@@ -159,22 +200,28 @@ def test_steps_were_cut_into_as_many_parts_as_asked_for(watched: Watched) -> Non
         case number:
             assert by_number[number] > 10
             assert all(by_number[str(more)] == 0 for more in range(int(number) + 1, 5))
-            assert all(by_number[str(fewer)] > 0 for fewer in range(2, int(number)) if fewer == 2)
+            assert by_number["2"] > 0  # of batches of two
 
 
-def test_every_kind_of_step_was_cut(watched: Watched) -> None:
-    expected = {"decode", "extend", "cut inside", "prefix"}
-    if watched.setting == "2":
-        expected |= {"mixed"}
+@EVERY
+def test_every_kind_of_step_is_cut(watched: Watched, asked: Asked) -> None:
+    seen = watched.seen()
 
-    assert watched.seen() >= expected if watched.setting != "1" else watched.seen() == set()
+    match watched.setting:
+        case "1":
+            assert seen == set()
+        case "4":
+            assert seen >= {"decode", "extend", "cut inside", "prefix", "mixed"}
+        case "auto":
+            assert seen >= {"decode", "extend"}
+        case _:
+            assert seen >= {"decode", "extend", "cut inside", "prefix"}
 
 
+@settings("1", "2", "3")
 def test_auxiliary_hidden_states_are_those_of_stock_sglang(
     watched: Watched, stock_hidden_states: HiddenStates
 ) -> None:
-    if watched.setting not in "123":
-        pytest.skip("returns no hidden states; compared for 1, 2 and 3 micro-batches")
     before = watched.status()["num_split_steps"]
 
     found = ask_hidden_states(watched.server)
@@ -186,13 +233,11 @@ def test_auxiliary_hidden_states_are_those_of_stock_sglang(
     assert (watched.status()["num_split_steps"] > before) == (watched.setting != "1")
 
 
+@settings("2")
 @pytest.mark.parametrize("fault", ["wrong order", "wrong prefix", "wrong length"])
 def test_a_planted_fault_would_be_noticed(
     watched: Watched, qwen3_oracle: Oracle, fault: str
 ) -> None:
-    if watched.setting != "2":
-        pytest.skip("planted in the server with two micro-batches")
-
     watched.set_fault(fault)
     answers = ask_at_once([watched.server.url])
     watched.set_fault("")
@@ -200,12 +245,10 @@ def test_a_planted_fault_would_be_noticed(
     assert differences(qwen3_oracle.at_once, answers) != []
 
 
+@settings("2")
 def test_hidden_states_in_the_wrong_order_would_be_noticed(
     watched: Watched, stock_hidden_states: HiddenStates
 ) -> None:
-    if watched.setting != "2":
-        pytest.skip("planted in the server with two micro-batches")
-
     watched.set_fault("wrong order")
     found = ask_hidden_states(watched.server)
     watched.set_fault("")
@@ -213,12 +256,10 @@ def test_hidden_states_in_the_wrong_order_would_be_noticed(
     assert distance(stock_hidden_states.of_prompt, found.of_prompt) > HIDDEN_STATES_BOUND
 
 
-@pytest.mark.parametrize("setting", ["2", "3"])
+@settings("2", "3")
 def test_an_exception_in_one_micro_batch_leaves_no_trace(
-    watched: Watched, qwen3_oracle: Oracle, setting: str
+    watched: Watched, qwen3_oracle: Oracle
 ) -> None:
-    if watched.setting != setting:
-        pytest.skip("planted in the servers with two and three micro-batches")
     watched.set_fault("raise")
 
     for prompt in SHORT:  # until a step is cut in which it can be raised
