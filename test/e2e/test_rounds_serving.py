@@ -1,0 +1,144 @@
+"""What the rounds are for, measured on real MLP ranks: dense expert runs, and nobody starves.
+
+The attention peers replay what a real model dispatched (replay_peer.py). Everything is counted in
+steps and expert runs, so no timing decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import fleet
+import pytest
+import replay
+import replay_trace
+from replay import Crowd, Peer
+from servers import Server, Zygote, running
+
+from sglang_afd.config import ROUNDS_VARIABLE
+
+WARM_STEPS = 20
+STEPS = 150
+ATTENTION_S = 0.002  # of a layer; sleeping, so that peers overlap on two cores
+MARGIN = 3  # a peer may be so many times slower in company than its own speed explains
+
+
+@pytest.fixture(scope="module")
+def trace(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the Qwen3-MoE checkpoint dispatched for four batches."""
+    out = tmp_path_factory.mktemp("trace") / "trace.pt"
+    return replay_trace.record(qwen3, out, num_parts=4)
+
+
+@contextmanager
+def _mlp_group(
+    zygote: Zygote,
+    model: Path,
+    num_ranks: int,
+    plant: str | None = None,
+    env: dict[str, str] | None = None,
+) -> Iterator[list[Server]]:
+    ranks = fleet.start_mlp(zygote, model, fleet.mlp_ports(num_ranks), plant=plant, env=env)
+    with running(ranks):
+        for rank in ranks:
+            rank.wait("/health")
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def ranks(zygote: Zygote, qwen3: Path, request: pytest.FixtureRequest) -> Iterator[list[Server]]:
+    """So many MLP ranks as the parameter says."""
+    with _mlp_group(zygote, qwen3, request.param) as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def peers(
+    zygote: Zygote, qwen3: Path, trace: Path, ranks: list[Server], tmp_path: Path
+) -> Iterator[Crowd]:
+    """Attention peers of `ranks`; tests add them."""
+    with replay.crowd(zygote, qwen3, trace, ranks[0].port, tmp_path) as peers:
+        yield peers
+
+
+def _peers_per_decode_run(
+    ranks: list[Server], peers: Crowd, num_micro_batches: int = 1
+) -> list[float]:
+    """Of each rank, while four equal peers do `STEPS` steps each; their sums are checked too."""
+    for part in range(4):
+        peers.add(part, attention_s=ATTENTION_S, num_micro_batches=num_micro_batches)
+    peers.wait_steps(WARM_STEPS)
+    before = [replay.counters(rank) for rank in ranks]
+    peers.wait_steps(STEPS)
+    after = [replay.counters(rank) for rank in ranks]
+    assert [report.error for report in peers.stop()] == [""] * 4
+    return [
+        (end("decode_run_peers") - start("decode_run_peers"))
+        / (end("decode_runs") - start("decode_runs"))
+        for start, end in zip(before, after, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2], indirect=True)
+def test_an_expert_run_serves_four_aligned_peers(
+    peers: Crowd,
+    ranks: list[Server],
+    num_micro_batches: int,
+    record_property: Callable[[str, object], None],
+) -> None:
+    density = _peers_per_decode_run(ranks, peers, num_micro_batches)
+
+    record_property("peers_per_decode_run_of_each_rank", density)
+    assert all(peers_per_run >= 3.5 for peers_per_run in density), density
+
+
+def test_without_rounds_an_expert_run_serves_one_peer(
+    zygote: Zygote, qwen3: Path, trace: Path, tmp_path: Path
+) -> None:
+    """So it is the rounds that the test above measures."""
+    with (
+        _mlp_group(zygote, qwen3, 1, env={ROUNDS_VARIABLE: "off"}) as ranks,
+        replay.crowd(zygote, qwen3, trace, ranks[0].port, tmp_path) as peers,
+    ):
+        assert _peers_per_decode_run(ranks, peers) == [1.0]
+
+
+def _starving(peers: Crowd) -> list[str]:
+    """Peers of unequal speed that do far fewer steps than that explains beside a fast one."""
+    fast = peers.add(0, attention_s=ATTENTION_S)
+    peers.wait_steps(1)
+    # How many times longer a decode step of each takes than the fast one's, by its own doing.
+    slowdown: dict[Peer, int] = {
+        fast: 1,
+        peers.add(1, attention_s=5 * ATTENTION_S): 5,
+        peers.add(2, attention_s=ATTENTION_S, prefill_every=2): 2,
+        peers.add(3, attention_s=ATTENTION_S, pause_every=20, pause_s=0.3): 4,
+    }
+    peers.wait_steps(1)
+    before = {peer: peer.num_steps for peer in slowdown}
+    peers.wait_steps(STEPS, [fast])
+    done = {peer: peer.num_steps - start for peer, start in before.items()}
+    assert [report.error for report in peers.stop()] == [""] * 4
+    return [
+        f"{done[peer]} steps of {peer.plan}, {done[fast]} of the fast one"
+        for peer, times in slowdown.items()
+        if done[peer] * times * MARGIN < done[fast]
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2], indirect=True)
+def test_nobody_starves_among_peers_of_unequal_speed(peers: Crowd) -> None:
+    assert _starving(peers) == []
+
+
+def test_a_neglected_peer_would_be_noticed(
+    zygote: Zygote, qwen3: Path, trace: Path, tmp_path: Path
+) -> None:
+    with (
+        _mlp_group(zygote, qwen3, 1, plant="neglect_the_second_peer") as ranks,
+        replay.crowd(zygote, qwen3, trace, ranks[0].port, tmp_path) as peers,
+    ):
+        assert len(_starving(peers)) == 1
