@@ -110,6 +110,13 @@ def test_where_no_address_leads_all_are_named_and_waited_for(
     )
 
 
+def test_an_address_that_can_never_lead_is_no_reason_to_end_while_another_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(PeerLost, match=r"is MLP rank 1; .*; no MLP server answers at"):
+        find_among(monkeypatch, {SPARE: {"role": "mlp", "ep_rank": 1}, MAIN: None})
+
+
 def test_addresses_that_can_never_lead_are_refused_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

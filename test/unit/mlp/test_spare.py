@@ -141,6 +141,16 @@ def test_the_second_spare_leads_when_the_first_does_not(clock: Clock) -> None:
     assert isinstance(stuck.decide([None, SPARE_1, SPARE_2]), Lead)
 
 
+def test_a_spare_that_has_become_a_rank_is_waited_for_by_nobody(clock: Clock) -> None:
+    second = watch(clock, "boot-2")
+    second.decide([leader(), SPARE_1, SPARE_2])
+
+    clock.now_s += LEASE_S
+    became_rank_1 = msgspec.structs.replace(SPARE_1, state="ready")
+
+    assert second.decide([None, became_rank_1, SPARE_2]) == Lead(is_successor=True)
+
+
 def test_a_spare_that_nobody_would_find_does_not_lead(clock: Clock) -> None:
     one = watch(clock, "boot-elsewhere")
     one.decide([leader(), SPARE_1, None])
