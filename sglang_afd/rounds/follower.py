@@ -32,6 +32,7 @@ class FollowerQueue:
         self._sequence = 0  # of the last order
         self._peers: dict[int, Hashable] = {}  # by epoch
         self._slots: dict[tuple[Hashable, int], Member] = {}
+        self._given_up: set[Member] = set()  # replaced in their slots before they were run
         self._prefill = PrefillQueue(options or RoundOptions(), self.counters)
         self._decoded_s = -math.inf
         self._has_changed = False
@@ -45,6 +46,7 @@ class FollowerQueue:
         """See `UnitSource`."""
         self._peers = {epoch: other for epoch, other in self._peers.items() if other != peer}
         self._slots = {slot: held for slot, held in self._slots.items() if slot[0] != peer}
+        self._given_up = {member for member in self._given_up if member.peer != peer}
         self._prefill.drop(peer)
         self._has_changed = True
 
@@ -58,14 +60,19 @@ class FollowerQueue:
         """See `UnitSource`; rows of a peer that is not attached have nobody to go to."""
         if member.peer not in self._peers.values():
             return
-        slot = (member.peer, member.micro_batch_id)
+        self._has_changed = True
         if member.is_prefill:
             self._prefill.add(member, now_s)
-        elif self._slots.get(slot) == member:
+            return
+        slot = (member.peer, member.micro_batch_id)
+        held = self._slots.get(slot)
+        if held == member:
             self.counters.repeated += 1
-        else:
-            self._slots[slot] = member
-        self._has_changed = True
+            return
+        if held is not None:
+            self._given_up.add(held)
+        self._given_up.discard(member)
+        self._slots[slot] = member
 
     def ordered(self, order: UnitOrder) -> None:
         """The leader runs this unit; one that was ordered before says nothing new."""
@@ -130,21 +137,23 @@ class FollowerQueue:
         return [
             member
             for member in order.members
-            if member.epoch in self._peers and not self._is_abandoned(order, member)
+            if member.epoch in self._peers and not self._is_given_up(order, member)
         ]
 
-    def _is_abandoned(self, order: UnitOrder, ordered: OrderedMember) -> bool:
-        """Whether the slot already holds a later exchange: its peer gave the ordered one up."""
-        held = self._slots.get((self._peers[ordered.epoch], ordered.micro_batch_id))
-        if held is None:
-            return False
-        return (held.step, held.layer_id) > (ordered.step, order.layer_id)
+    def _is_given_up(self, order: UnitOrder, ordered: OrderedMember) -> bool:
+        return any(self._is_it(member, order, ordered) for member in self._given_up)
 
     def _find(self, order: UnitOrder, ordered: OrderedMember) -> Member | None:
         held = self._slots.get((self._peers[ordered.epoch], ordered.micro_batch_id))
-        if held is None or (held.step, held.layer_id) != (ordered.step, order.layer_id):
-            return None
-        return held
+        return held if held is not None and self._is_it(held, order, ordered) else None
+
+    def _is_it(self, member: Member, order: UnitOrder, ordered: OrderedMember) -> bool:
+        return (member.peer, member.micro_batch_id, member.step, member.layer_id) == (
+            self._peers[ordered.epoch],
+            ordered.micro_batch_id,
+            ordered.step,
+            order.layer_id,
+        )
 
     def _go(self, order: UnitOrder, members: list[Member], now_s: float) -> Unit:
         for member in members:

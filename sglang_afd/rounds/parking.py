@@ -45,7 +45,7 @@ class Patience:
             here_s: When the rows of the members that are there arrived.
             num_due: How many members the unit has.
             moved_s: When the previous unit ended.
-            outside_s: When the rows of peers that wait for the end of the round arrived.
+            outside_s: When other rows that wait arrived, as of peers that are in no round.
         Returns: infinity while nobody waits. Less than half of a round waits twice as long: that
             happens only when most of it hangs.
         """

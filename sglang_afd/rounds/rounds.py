@@ -20,8 +20,6 @@ from sglang_afd.rounds.prefill import PrefillQueue
 from sglang_afd.rounds.units import Intent, Member, Unit
 from sglang_afd.rounds.window import Window
 
-UNKNOWN_LAYER = -1
-
 
 class Rounds:
     """The `UnitSource` of the rank that leads.
@@ -92,9 +90,6 @@ class Rounds:
         self._has_changed = True
         if member.is_prefill:
             self._take_prefill(state, member, now_s)
-        elif member.layer_id not in self._layers:
-            position = (UNKNOWN_LAYER, member.micro_batch_id)
-            self._out_of_place.append(Waiting(member, position, now_s))
         elif (held := state.slots.get(member.micro_batch_id)) and held.member == member:
             self.counters.repeated += 1
         else:
@@ -176,7 +171,7 @@ class Rounds:
         position = (self._layers[member.layer_id], member.micro_batch_id)
         is_new_step = member.step != state.step
         if is_new_step or state.place is Place.AWAY:
-            state.micro_batch_ids.clear()
+            state.micro_batch_ids = set(state.slots)
         state.micro_batch_ids.add(member.micro_batch_id)
         waiting = Waiting(member, position, now_s)
         state.slots[member.micro_batch_id] = waiting
@@ -245,15 +240,11 @@ class Rounds:
         while self._out_of_place:
             waiting = self._out_of_place.popleft()
             state = self._peers[waiting.member.peer]
-            if waiting.position[0] == UNKNOWN_LAYER:
-                return self._alone(waiting.member)
             if state.slots.get(waiting.position[1]) is waiting:
-                return self._alone(self._take_out(state, waiting.position))
+                self.counters.one_exchange_runs += 1
+                member = self._take_out(state, waiting.position)
+                return self._make_unit(member.layer_id, [member])
         return None
-
-    def _alone(self, member: Member) -> Unit:
-        self.counters.one_exchange_runs += 1
-        return self._make_unit(member.layer_id, [member])
 
     def _make_unit(self, layer_id: int, members: list[Member]) -> Unit:
         self._sequence += 1
@@ -305,10 +296,7 @@ class Rounds:
         micro_batch_id = flight.position[1]
         here_s = [state.slots[micro_batch_id].arrived_s for state in here]
         outside_s = [
-            waiting.arrived_s
-            for state in self._peers.values()
-            if state.place in (Place.GATHERED, Place.ASIDE)
-            for waiting in state.slots.values()
+            waiting.arrived_s for state in self._peers.values() for waiting in state.slots.values()
         ]
         deadline_s = self._patience.deadline_s(here_s, len(due), flight.moved_s, outside_s)
         if now_s < deadline_s:

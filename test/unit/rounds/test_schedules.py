@@ -14,7 +14,7 @@ from sglang_afd.rounds.flight import Flight
 from sglang_afd.rounds.peer_state import FIRST, PeerState, Place, Position
 from sglang_afd.rounds.rounds import Rounds
 
-NUM_PLAIN_SCHEDULES = 1200
+NUM_PLAIN_SCHEDULES = 800
 NUM_TRIES = 400  # a planted fault must show within so many schedules
 
 
@@ -58,7 +58,7 @@ def plain_scenario(seed: int) -> Scenario:
 
 
 @settings(
-    max_examples=800,
+    max_examples=600,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
