@@ -114,8 +114,16 @@ class Launcher:
         *,
         num_mlp: int = 1,
         mlp_env: dict[str, str] | None = None,
+        flags: Sequence[str] = (),
     ) -> Iterator[Group]:
-        """An attention server for each number of micro-batches, on `num_mlp` MLP ranks."""
+        """An attention server for each number of micro-batches, on `num_mlp` MLP ranks.
+
+        Args:
+            micro_batches: Of each attention server.
+            num_mlp: How many ranks.
+            mlp_env: More environment variables for the ranks.
+            flags: More flags for every server.
+        """
         ports = [_free_port() for _ in range(num_mlp + len(micro_batches))]
         leader = f"http://127.0.0.1:{ports[0]}"
         mlp = [
@@ -124,6 +132,7 @@ class Launcher:
                 *("--role", "mlp", "--ep-size", str(num_mlp), "--afd-ep-rank", str(rank)),
                 *("--afd-listen", f"ipc://{self.directory}/{port}.sock"),
                 *(("--afd-leader", leader) if rank else ()),
+                *flags,
                 env=mlp_env or {},
             )
             for rank, port in enumerate(ports[:num_mlp])
@@ -133,6 +142,7 @@ class Launcher:
                 port,
                 *("--role", "attn", "--afd-mlp", leader, *ATTN_FLAGS),
                 *("--afd-num-micro-batches", str(number)),
+                *flags,
                 env={},
             )
             for port, number in zip(ports[num_mlp:], micro_batches, strict=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap.delays import ENV, DelayFile, Word
+from sglang_afd.attn.runtime import Runtime
 from sglang_afd.mlp.experts import Experts
 from sglang_afd.protocol.messages import Dispatch, Kind
 from sglang_afd.transport.zmq_link import ZmqLink
@@ -40,7 +41,9 @@ class _Delays:
             file.add(Word.DECODE_CALLS, 1)
             file.add(Word.DECODE_ROWS, header.num_rows)
         self._last_step = header.step
-        file.sleep(header.num_rows)
+
+    def before_send(self, num_rows: int) -> None:
+        self.file().sleep(num_rows)
 
     def before_run(self, num_rows: int) -> None:
         self._runs += 1
@@ -52,9 +55,14 @@ class _Delays:
 def plant() -> None:
     """Patch both roles; which one a process takes is decided later."""
     delays = _Delays()
-    dispatch, run = ZmqLink.dispatch, Experts.run
+    send, dispatch, run = Runtime.send, ZmqLink.dispatch, Experts.run
 
-    def dispatch_late(self: ZmqLink, header: Dispatch, rows: Any) -> None:
+    # Before `send`, so that a timeline shows the delay as attention.
+    def send_late(self: Runtime, layer_id: int, micro_batch: Any, rows: Any) -> None:
+        delays.before_send(rows.hidden_states.shape[0])
+        send(self, layer_id, micro_batch, rows)
+
+    def dispatch_counted(self: ZmqLink, header: Dispatch, rows: Any) -> None:
         delays.before_exchange(header)
         dispatch(self, header, rows)
 
@@ -62,5 +70,6 @@ def plant() -> None:
         delays.before_run(rows.hidden_states.shape[0])
         return run(self, layer_id, rows)
 
-    ZmqLink.dispatch = dispatch_late  # type: ignore[method-assign]
+    Runtime.send = send_late  # type: ignore[method-assign]
+    ZmqLink.dispatch = dispatch_counted  # type: ignore[method-assign]
     Experts.run = run_late  # type: ignore[method-assign]
