@@ -35,10 +35,12 @@ def forecast_rows(scheduler: Scheduler, batch: ScheduleBatch) -> int | None:
     if may_admit or scheduler.chunked_req is not None:
         return None
     requests = {req.rid: req for req in (*scheduler.running_batch.reqs, *batch.reqs)}
-    return sum(
-        not req.finished() and len(req.output_ids) + 1 < req.sampling_params.max_new_tokens
+    going_on = [
+        req
         for req in requests.values()
-    )
+        if not req.finished() and len(req.output_ids) + 1 < req.sampling_params.max_new_tokens
+    ]
+    return len(going_on)
 
 
 def num_rows_of(batch: ScheduleBatch) -> int:
