@@ -93,8 +93,8 @@ class PeerState:
     def shows_up(self, step: int) -> None:
         """Rows of `step` are here."""
         if step != self.step:
-            self.has_decoded = False
+            self.has_decoded = self.is_withdrawn = False
         self.step = step
-        self.was_missed = self.is_withdrawn = False
+        self.was_missed = False
         if self.announced is not None and self.announced.step <= step:
             self.announced = None

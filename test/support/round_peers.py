@@ -134,6 +134,8 @@ class Peer:
         if random.random() < 0.5 and self.steps_left:  # the scheduler runs one step ahead
             self._announce(self.step + 1, self._draw_kind())
         self.is_running, self.is_withdrawn, self.has_new_link = True, False, False
+        if not self.steps_left and self.link is not None:
+            world.send_to_rank(self.link, 0, "withdrawn", None)
         self._advance(self._draw_attention_s(), self.generation)
         if random.random() < scenario.relink:
             world.at(world.now + random.uniform(0, 30) * MS, self._lose_link, self.generation)
@@ -325,6 +327,7 @@ class Rank:
         self.rows_done: dict[tuple[Hashable, int], int] = defaultdict(int)
         self.sequence: list[tuple[int, tuple[tuple[int, int, int, int], ...]]] = []
         self.silent: set[Hashable] = set()  # said that no step is to come
+        self.steps: dict[Hashable, int] = {}  # the last of each peer
         self.missed: set[Hashable] = set()  # did not come before the round began
 
     def take(self, what: str, link: Link, body: object) -> None:
@@ -358,7 +361,9 @@ class Rank:
         if slot in self.here:
             raise RuleBroken(f"the model sent {member} into a slot that is not free")
         self.here[slot] = (member, op, self.world.now)
-        self.silent.discard(member.peer)
+        if self.steps.get(member.peer) != member.step:
+            self.silent.discard(member.peer)
+        self.steps[member.peer] = member.step
         self.missed.discard(member.peer)
         self.rows_done[slot] = 0
         self.source.arrived(member, self.world.now)
