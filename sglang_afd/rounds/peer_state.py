@@ -35,7 +35,6 @@ class PeerState:
     """One attached peer."""
 
     peer: Hashable
-    epoch: int
     place: Place = Place.AWAY
     slots: dict[int, Waiting] = field(default_factory=dict)  # by micro-batch
     num_micro_batches: int = 1
@@ -89,6 +88,11 @@ class PeerState:
         """No step is to come."""
         self.announced = None
         self.is_withdrawn = self.was_idle = True
+
+    def prefills(self, step: int) -> None:
+        """Rows of a prefill are here."""
+        self.shows_up(step)
+        self.is_prefilling, self.has_decoded, self.was_idle = True, False, False
 
     def shows_up(self, step: int) -> None:
         """Rows of `step` are here."""

@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from round_peers import RuleBroken, Scenario, World
 
-from sglang_afd.rounds.flight import Flight
+from sglang_afd.rounds.decode import DecodeQueue
+from sglang_afd.rounds.formation import Formation
 from sglang_afd.rounds.peer_state import FIRST, PeerState, Place, Position
 from sglang_afd.rounds.rounds import Rounds
 
-NUM_PLAIN_SCHEDULES = 800
+NUM_PLAIN_SCHEDULES = 1600
 NUM_TRIES = 400  # a planted fault must show within so many schedules
 
 
@@ -58,7 +59,7 @@ def plain_scenario(seed: int) -> Scenario:
 
 
 @settings(
-    max_examples=600,
+    max_examples=1000,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
@@ -77,17 +78,20 @@ def test_no_schedule_of_usual_trouble_breaks_a_rule(part: int) -> None:
     assert sum(served) > 100 * len(served)
 
 
-class CommitsFromIntents(Rounds):
+class CommitsFromIntents(DecodeQueue):
     """Takes along whoever announced a step, though no row of it is here."""
 
-    def _start(self, now_s: float) -> Flight | None:
-        flight = super()._start(now_s)
-        if flight is not None and flight.position == FIRST:
-            for state in self._peers.values():
-                if state.place is Place.AWAY and state.announced is not None:
-                    state.micro_batch_ids = {0}
-                    flight.board(state)
-        return flight
+    def _who_starts(self, position: Position) -> list[PeerState]:
+        others = []
+        if position == FIRST:
+            others = [
+                state
+                for state in self._peers.values()
+                if state.place is Place.AWAY and state.announced is not None
+            ]
+        for state in others:
+            state.micro_batch_ids = {0}
+        return super()._who_starts(position) + others
 
 
 class DeafToWithdrawals(Rounds):
@@ -95,7 +99,7 @@ class DeafToWithdrawals(Rounds):
         pass
 
 
-class NeverGivesUp(Rounds):
+class NeverGivesUp(Formation):
     def _give_up(self, missing: list[PeerState]) -> None:
         pass
 
@@ -113,10 +117,10 @@ class ExpectsThePrefilling(Rounds):
         ]
 
 
-class BoardsOutOfOrder(Rounds):
+class BoardsOutOfOrder(DecodeQueue):
     """Takes a parked peer aboard at any of its micro-batches."""
 
-    def _at(self, position: Position) -> list[PeerState]:
+    def _riders(self, position: Position) -> list[PeerState]:
         return [
             state
             for state in self._peers.values()
@@ -124,20 +128,32 @@ class BoardsOutOfOrder(Rounds):
         ]
 
 
-class ForgetsTheParked(Rounds):
-    def _at(self, position: Position) -> list[PeerState]:
-        return []
-
-    def _start_aside(self, now_s: float) -> Flight | None:
+class ForgetsTheParked(Formation):
+    def _start_aside(self, now_s: float) -> Position | None:
         return None
 
 
-class ForgetsWhatIsOutOfPlace(Rounds):
+class ForgetsWhatIsOutOfPlace(DecodeQueue):
     def _find_out_of_place(self, state: PeerState) -> None:
         pass
 
 
-def runs(make_leader: type[Rounds]) -> Callable[[int], World]:
+Part = type[Rounds] | type[DecodeQueue] | type[Formation]
+
+
+def runs(part: Part) -> Callable[[int], World]:
+    """One schedule under a leader that has this part instead of its own."""
+
+    def make_leader(layer_ids: list[int]) -> Rounds:
+        if issubclass(part, Rounds):
+            return part(layer_ids)
+        leader = Rounds(layer_ids)
+        if issubclass(part, DecodeQueue):
+            leader._decode.__class__ = part
+        else:
+            leader._decode._formation.__class__ = part
+        return leader
+
     return lambda seed: World(plain_scenario(seed), make_leader).run()
 
 
