@@ -193,7 +193,10 @@ class Bench:
     def _measure(self, name: str, group: Group, attn: Sequence[Server], load: Load) -> Measurement:
         run = measure(group, attn, load)
         shape = f"{len(attn)}:{len(group.mlp)}, {load.micro_batches} micro-batch(es)"
-        _say(f"{name} {shape}: step {run.step_ms} ms, {run.tokens_per_s} tokens/s, {run.counts}")
+        _say(
+            f"{name} {shape}: step {run.step_ms} ms, {run.tokens_per_s} tokens/s, "
+            f"cores {run.cpu_busy:.0%} busy, {run.counts}"
+        )
         for fault in run.faults:
             _say(f"  does not add up: {fault}")
         self.faults += [f"{name} {shape}: {fault}" for fault in run.faults]
@@ -248,6 +251,7 @@ def _shown(runs: Sequence[Measurement]) -> dict[str, Any]:
     return {
         "step_ms": [run.step_ms for run in runs],
         "tokens_per_s": [run.tokens_per_s for run in runs],
+        "cpu_busy": [run.cpu_busy for run in runs],
         "counts": [run.counts for run in runs],
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from overlap.traffic import decode, throughput
 
 SETTLE_S = 10.0  # for a last step that no client waits for
 LOOK_S = 0.25
+HZ = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,7 @@ class Measurement:
 
     step_ms: float  # mean of a steady step, over the servers
     tokens_per_s: float  # of all servers while all were decoding
+    cpu_busy: float  # share of all cores; where it is near 1, others disturbed the measurement
     counts: dict[str, Any]
     faults: list[str]
 
@@ -34,11 +37,14 @@ def measure(group: Group, attn: Sequence[Server], load: Load) -> Measurement:
         server.delays.set(per_call_ms=load.expert_ms, per_row_ms=load.expert_row_ms)
     before = Counts.read(group, attn)
     urls = [server.url for server in attn]
+    busy_s, idle_s = _cpu_times_s()
     streams = decode(urls, batch=load.batch, num_tokens=load.num_tokens)
+    busy_s, idle_s = (now - old for now, old in zip(_cpu_times_s(), (busy_s, idle_s), strict=True))
     counts = _settled(group, attn, before, load)
     return Measurement(
         step_ms=round(statistics.mean(stream.step_s() for stream in streams) * 1e3, 2),
         tokens_per_s=round(throughput(streams), 3),
+        cpu_busy=round(busy_s / max(busy_s + idle_s, 1e-9), 2),
         counts=counts.summary(),
         faults=counts.faults(load),
     )
@@ -56,3 +62,10 @@ def _settled(group: Group, attn: Sequence[Server], before: Counts, load: Load) -
         if (is_still and not counts.faults(load)) or time.monotonic() > deadline_s:
             return counts
         last = now
+
+
+def _cpu_times_s() -> tuple[float, float]:
+    """How long the cores of this machine have computed and idled since it started."""
+    with open("/proc/stat") as file:
+        user, nice, system, idle, iowait, *rest = map(int, file.readline().split()[1:])
+    return (user + nice + system + sum(rest)) / HZ, (idle + iowait) / HZ
