@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +10,8 @@ from typing import cast
 import checkpoints
 import pytest
 from compare import PROMPTS, ask_at_once, ask_one_by_one, differences
-from servers import SUPPORT, Server, free_port, running
+from gpu_servers import FLAGS, NO_GRAPHS, START_TIMEOUT_S, Start
+from servers import Server, running
 
 # Deterministic inference makes a row's result independent of the rows beside it, so that a batch
 # cut into pieces can agree to the last bit; SGLang's other RMSNorm for CUDA has no float32, too.
@@ -21,45 +19,7 @@ COMMON = (
     *("--attention-backend", "triton", "--sampling-backend", "pytorch"),
     "--enable-deterministic-inference",
 )
-FLAGS = (
-    *("--mem-fraction-static", "0.2", "--max-total-tokens", "8192", "--max-running-requests", "32"),
-)
-NO_GRAPHS = ("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled")
-# The import of SGLang alone takes 20 s a process, and the kernels of a fresh machine half a minute.
-START_TIMEOUT_S = 240.0
 pytestmark = pytest.mark.timeout(2 * START_TIMEOUT_S)
-
-Start = Callable[..., Server]
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Start one server as users do, in processes of its own."""
-    directory = tmp_path_factory.mktemp("servers")
-    processes: list[subprocess.Popen[bytes]] = []
-    environment = os.environ | {
-        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
-        "TRITON_F32_DEFAULT": "ieee",  # by default Triton multiplies float32 in TF32
-    }
-
-    def start(module: str, *argv: str) -> Server:
-        port = free_port()
-        log = directory / f"{module}-{port}.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, *argv, "--port", str(port)],
-                stdout=output,
-                stderr=output,
-                env=environment,
-                cwd=SUPPORT.parents[1],
-                start_new_session=True,
-            )
-        processes.append(process)
-        return Server(process.pid, port, log)
-
-    yield start
-    for process in processes:
-        process.wait(10)
 
 
 @dataclass(frozen=True)
