@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import fleet
@@ -37,6 +39,9 @@ def test_a_night_without_requests_is_no_loss_and_a_request_is_answered_afterward
         assert after["num_failed_requests"] == 0
         assert (after["state"], after["num_losses"]) == ("ready", before["num_losses"])
         assert all(rank.get("/health")[0] == 200 for rank in ranks)
+        first, *_, last = re.findall(r"^\[(\S+ \S+)\] ", attn.text(), re.M)
+        slept = datetime.fromisoformat(last) - datetime.fromisoformat(first)
+        assert slept > timedelta(hours=11)  # its clocks did go ahead
 
 
 def test_idle_servers_of_both_roles_leave_the_cores_alone(

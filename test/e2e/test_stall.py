@@ -13,12 +13,13 @@ import checkpoints
 import fleet
 import pytest
 from compare import PROMPTS, ask_one_by_one, differences
-from fleet import AttnPair
+from fleet import AttnPair, Oracle
 from forwarder import forwarding
 from servers import Server, Zygote, fetch, free_port, running, wait_until
 from streams import Stream, finish_all, start_streams
 
-NUM_TOKENS = 100
+NUM_TOKENS = 120
+ROOM = ("--max-running-requests", "48")  # so that all of them run at once
 MANY = tuple(f"{prompt} {word}" for prompt in PROMPTS for word in ("again", "once"))  # 32
 LONG = tuple(" ".join(PROMPTS[start:] + PROMPTS[:start])[:3500] for start in range(8))
 
@@ -64,38 +65,48 @@ def _wait_state(attn: Server, state: str, reason: str = "") -> None:
 
 
 def _begin(attn: Server, num_tokens: int = 5, **more: Any) -> list[Stream]:
-    """32 streams, each of which has got some tokens, and no cached prefixes before them."""
+    """32 streams in their middle, without cached prefixes before them."""
     status, answer = fetch(f"{attn.url}/flush_cache", {})
     assert status == 200, answer
     streams = start_streams([attn.url], MANY, NUM_TOKENS, **more)
     for stream in streams:
         stream.wait_for(num_tokens)
+    assert all(len(stream.tokens) < NUM_TOKENS - 10 for stream in streams)
     return streams
 
 
 @pytest.fixture(scope="module")
-def expected(zygote: Zygote, qwen3_pair: AttnPair) -> list[list[int]]:
-    """What 32 clients get when nothing happens."""
-    with _mlp(zygote, qwen3_pair):
-        fleet.wait_ready(qwen3_pair.attn[0])
-        return finish_all(_begin(qwen3_pair.attn[0]))
+def pair(zygote: Zygote, qwen3_oracle: Oracle) -> Iterator[AttnPair]:
+    """An attention server; tests start the MLP servers."""
+    ports = fleet.mlp_ports(2)
+    attn = fleet.start_attn(zygote, qwen3_oracle.model, ports[0], *ROOM)
+    with running([attn]):
+        yield AttnPair(oracle=qwen3_oracle, attn=[attn], mlp_ports=ports)
 
 
 @pytest.fixture(scope="module")
-def hasty(zygote: Zygote, qwen3_pair: AttnPair) -> Iterator[Server]:
+def expected(zygote: Zygote, pair: AttnPair) -> list[list[int]]:
+    """What 32 clients get when nothing happens."""
+    with _mlp(zygote, pair):
+        fleet.wait_ready(pair.attn[0])
+        return finish_all(_begin(pair.attn[0]))
+
+
+@pytest.fixture(scope="module")
+def hasty(zygote: Zygote, pair: AttnPair) -> Iterator[Server]:
     """An attention server whose stall timeout is over soon."""
-    model, port = qwen3_pair.oracle.model, qwen3_pair.mlp_ports[0]
-    attn = fleet.start_attn(zygote, model, port, "--afd-stall-timeout", "4")
+    model, port = pair.oracle.model, pair.mlp_ports[0]
+    attn = fleet.start_attn(zygote, model, port, "--afd-stall-timeout", "4", *ROOM)
     with running([attn]):
         yield attn
 
 
 @pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
 def test_killed_mlp_servers_that_restart_cost_32_streams_a_pause_and_not_a_token(
-    zygote: Zygote, qwen3_pair: AttnPair, expected: list[list[int]], victims: list[int]
+    zygote: Zygote, pair: AttnPair, expected: list[list[int]], victims: list[int]
 ) -> None:
-    attn = qwen3_pair.attn[0]
-    with _mlp(zygote, qwen3_pair) as ranks:
+    attn = pair.attn[0]
+    with _mlp(zygote, pair) as ranks:
         fleet.wait_ready(attn)
         streams = _begin(attn)
 
@@ -107,7 +118,7 @@ def test_killed_mlp_servers_that_restart_cost_32_streams_a_pause_and_not_a_token
         assert status["stalled_for_s"] >= 0 and 50 < status["gives_up_in_s"] <= 60
         late = Stream(attn.url, MANY[0], NUM_TOKENS)  # comes during the stall
         for victim in victims:
-            ranks += _start(zygote, qwen3_pair, only_rank=victim)
+            ranks += _start(zygote, pair, only_rank=victim)
 
         assert finish_all(streams) == expected
         assert finish_all([late]) == expected[:1]
@@ -116,10 +127,10 @@ def test_killed_mlp_servers_that_restart_cost_32_streams_a_pause_and_not_a_token
 
 
 def test_mlp_servers_that_die_twice_cost_two_pauses(
-    zygote: Zygote, qwen3_pair: AttnPair, expected: list[list[int]]
+    zygote: Zygote, pair: AttnPair, expected: list[list[int]]
 ) -> None:
-    attn = qwen3_pair.attn[0]
-    with _mlp(zygote, qwen3_pair, 1) as ranks:
+    attn = pair.attn[0]
+    with _mlp(zygote, pair, 1) as ranks:
         fleet.wait_ready(attn)
         streams = _begin(attn)
         losses = _status(attn)["num_losses"]
@@ -127,7 +138,8 @@ def test_mlp_servers_that_die_twice_cost_two_pauses(
         for _ in range(2):
             _kill(ranks)
             num_tokens = max(len(stream.tokens) for stream in streams)
-            ranks += _start(zygote, qwen3_pair, 1)
+            assert num_tokens < NUM_TOKENS - 10
+            ranks += _start(zygote, pair, 1)
             for stream in streams:
                 stream.wait_for(num_tokens + 5)
 
@@ -135,11 +147,9 @@ def test_mlp_servers_that_die_twice_cost_two_pauses(
         assert _status(attn)["num_losses"] == losses + 2
 
 
-def test_a_rank_that_dies_during_a_prefill_costs_a_pause(
-    zygote: Zygote, qwen3_pair: AttnPair
-) -> None:
-    attn = qwen3_pair.attn[0]
-    with _mlp(zygote, qwen3_pair) as ranks:
+def test_a_rank_that_dies_during_a_prefill_costs_a_pause(zygote: Zygote, pair: AttnPair) -> None:
+    attn = pair.attn[0]
+    with _mlp(zygote, pair) as ranks:
         fleet.wait_ready(attn)
         undisturbed = finish_all(start_streams([attn.url], LONG, 8))
         status, answer = fetch(f"{attn.url}/flush_cache", {})
@@ -150,7 +160,7 @@ def test_a_rank_that_dies_during_a_prefill_costs_a_pause(
         wait_until(lambda: _prefill_rows(ranks[0]) > before + 300, "some of the prefill")
         _kill([ranks[1]])
         num_without_tokens = sum(not stream.tokens for stream in streams)
-        ranks += _start(zygote, qwen3_pair, only_rank=1)
+        ranks += _start(zygote, pair, only_rank=1)
 
         assert finish_all(streams) == undisturbed
         assert num_without_tokens > 0
@@ -164,10 +174,10 @@ def _prefill_rows(rank: Server) -> int:
 
 
 def test_a_stopped_mlp_server_is_a_pause_and_its_attention_server_attaches_again(
-    zygote: Zygote, qwen3_pair: AttnPair, expected: list[list[int]]
+    zygote: Zygote, pair: AttnPair, expected: list[list[int]]
 ) -> None:
-    attn = qwen3_pair.attn[0]
-    with _mlp(zygote, qwen3_pair) as ranks:
+    attn = pair.attn[0]
+    with _mlp(zygote, pair) as ranks:
         fleet.wait_ready(attn)
         streams = _begin(attn)
 
@@ -179,33 +189,33 @@ def test_a_stopped_mlp_server_is_a_pause_and_its_attention_server_attaches_again
 
 
 def test_another_model_is_refused_and_the_stall_goes_on_until_the_right_one_is_back(
-    zygote: Zygote, qwen3_pair: AttnPair, expected: list[list[int]], tmp_path: Path
+    zygote: Zygote, pair: AttnPair, expected: list[list[int]], tmp_path: Path
 ) -> None:
-    attn = qwen3_pair.attn[0]
-    other = checkpoints.swap_experts(qwen3_pair.oracle.model, tmp_path / "other", 1, 3, 9)
-    with _mlp(zygote, qwen3_pair, 1) as ranks:
+    attn = pair.attn[0]
+    other = checkpoints.swap_experts(pair.oracle.model, tmp_path / "other", 1, 3, 9)
+    with _mlp(zygote, pair, 1) as ranks:
         fleet.wait_ready(attn)
         streams = _begin(attn)
 
         _kill(ranks)
-        ranks += _start(zygote, qwen3_pair, 1, model=other)
+        ranks += _start(zygote, pair, 1, model=other)
         _wait_state(attn, "stalled", "fingerprint")
         assert "fingerprint" in attn.text().rsplit("lost the MLP servers", 1)[1]
         _kill(ranks)
-        ranks += _start(zygote, qwen3_pair, 1)
+        ranks += _start(zygote, pair, 1)
 
         assert finish_all(streams) == expected
 
 
 def test_a_network_that_loses_every_packet_for_a_while_costs_a_pause(
-    zygote: Zygote, qwen3_pair: AttnPair, expected: list[list[int]]
+    zygote: Zygote, pair: AttnPair, expected: list[list[int]]
 ) -> None:
-    attn, port = qwen3_pair.attn[0], free_port()
+    attn, port = pair.attn[0], free_port()
     with forwarding(port) as network:
         published = {"TEST_PUBLISHED_ADDRESS": f"tcp://127.0.0.1:{network.port}"}
         listen = ("--afd-listen", f"tcp://127.0.0.1:{port}")
         plant = "publish_another_address"
-        with _mlp(zygote, qwen3_pair, 1, *listen, plant=plant, env=published) as ranks:
+        with _mlp(zygote, pair, 1, *listen, plant=plant, env=published) as ranks:
             fleet.wait_ready(attn)
             streams = _begin(attn)
 
@@ -218,9 +228,9 @@ def test_a_network_that_loses_every_packet_for_a_while_costs_a_pause(
 
 
 def test_a_step_that_is_given_up_goes_on_with_the_same_tokens_when_the_mlp_servers_are_back(
-    zygote: Zygote, qwen3_pair: AttnPair, expected: list[list[int]], hasty: Server
+    zygote: Zygote, pair: AttnPair, expected: list[list[int]], hasty: Server
 ) -> None:
-    with _mlp(zygote, qwen3_pair) as ranks:
+    with _mlp(zygote, pair) as ranks:
         fleet.wait_ready(hasty)
         undisturbed = _begin(hasty, return_logprob=True)
         finish_all(undisturbed)
@@ -241,9 +251,9 @@ def test_a_step_that_is_given_up_goes_on_with_the_same_tokens_when_the_mlp_serve
 
 
 def test_requests_end_with_503_when_nobody_comes_back_and_the_server_serves_again_later(
-    zygote: Zygote, qwen3_pair: AttnPair, hasty: Server
+    zygote: Zygote, pair: AttnPair, hasty: Server
 ) -> None:
-    with _mlp(zygote, qwen3_pair, 1) as ranks:
+    with _mlp(zygote, pair, 1) as ranks:
         fleet.wait_ready(hasty)
         streams = _begin(hasty)
         _kill(ranks)
@@ -258,21 +268,22 @@ def test_requests_end_with_503_when_nobody_comes_back_and_the_server_serves_agai
         assert hasty.get("/health")[0] == 200
         status, answer = fetch(f"{hasty.url}/generate", {"text": "experts"})
         assert (status, answer["error"]["code"]) == (503, 503)
-        ranks += _start(zygote, qwen3_pair, 1)
+        ranks += _start(zygote, pair, 1)
         fleet.wait_ready(hasty)
         got = ask_one_by_one(hasty.url)
 
-    assert differences(qwen3_pair.oracle.one_by_one, got) == []
+    assert differences(pair.oracle.one_by_one, got) == []
 
 
 @pytest.mark.parametrize("plant", ["send_zeros_again", "forget_a_token"])
 def test_other_rows_or_tokens_after_a_stall_would_be_noticed(
-    zygote: Zygote, qwen3_pair: AttnPair, expected: list[list[int]], plant: str
+    zygote: Zygote, pair: AttnPair, expected: list[list[int]], plant: str
 ) -> None:
-    model, port = qwen3_pair.oracle.model, qwen3_pair.mlp_ports[0]
+    model, port = pair.oracle.model, pair.mlp_ports[0]
     timeout = {"send_zeros_again": "60", "forget_a_token": "2"}[plant]
-    faulty = fleet.start_attn(zygote, model, port, "--afd-stall-timeout", timeout, plant=plant)
-    with running([faulty]), _mlp(zygote, qwen3_pair) as ranks:
+    flags = ("--afd-stall-timeout", timeout, *ROOM)
+    faulty = fleet.start_attn(zygote, model, port, *flags, plant=plant)
+    with running([faulty]), _mlp(zygote, pair) as ranks:
         fleet.wait_ready(faulty)
         streams = _begin(faulty)
 
