@@ -39,7 +39,7 @@ def test_a_night_without_requests_is_no_loss_and_a_request_is_answered_afterward
         assert after["num_failed_requests"] == 0
         assert (after["state"], after["num_losses"]) == ("ready", before["num_losses"])
         assert all(rank.get("/health")[0] == 200 for rank in ranks)
-        first, *_, last = re.findall(r"^\[(\S+ \S+)\] ", attn.text(), re.M)
+        first, *_, last = re.findall(r"^\[(\d{4}-\d\d-\d\d [^\]]+)\] ", attn.text(), re.M)
         slept = datetime.fromisoformat(last) - datetime.fromisoformat(first)
         assert slept > timedelta(hours=11)  # its clocks did go ahead
 
