@@ -1,0 +1,1 @@
+"""Scripted runs of the rounds, and the pictures of them."""
