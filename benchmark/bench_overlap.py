@@ -7,10 +7,11 @@ overlap  a step cut into two micro-batches against a whole one; the delays are p
          rows. Key two_micro_batches_over_one; 0.5625 is ideal with 8 layers.
 rounds   four attention servers on one MLP server against four times one, each with an MLP server
          of its own; the expert delay is fixed for each run and four times the attention delay. Keys
-         four_peers_efficiency, and four_peers_efficiency_fcfs without rounds (0.3125 at best).
+         four_peers_efficiency, and four_peers_efficiency_fcfs without rounds (delays alone: 0.3125).
 sweep    step times over ratios of both delays and numbers of servers; key sweep, and a plot.
 
-Prints one JSON line. `ok` says that the counters of both sides prove that no delay was skipped.
+Prints one JSON line. `faults` is empty where the counters of both sides and of /metrics agree, which
+proves that no delay was skipped; otherwise the exit code is 1.
 
     python benchmark/bench_overlap.py [--cases overlap rounds sweep] [--plot FILE.png] [--quick]
 """
@@ -218,7 +219,7 @@ def main(argv: Sequence[str]) -> int:
     plan = QUICK if args.quick else WHOLE
     if args.blocks:
         plan = dataclasses.replace(plan, blocks=args.blocks)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     with Launcher(NUM_LAYERS) as launcher:
         bench = Bench(plan, launcher)

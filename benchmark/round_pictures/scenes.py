@@ -167,19 +167,19 @@ def parking() -> Picture:
 
 
 def prefill() -> Picture:
-    """p prefills while a and b decode, and again when they have ended."""
-    decode = Step(attention_ms=0.6)
-    prompt = Step(attention_ms=2.0, rows=800, is_prefill=True)
+    """p prefills while a and b keep the rank busy, and again when they have ended."""
+    decode = Step(attention_ms=0.4, parts=2)
+    prompt = Step(attention_ms=1.5, rows=600, is_prefill=True)
     scene = Scene(
         scripts={
-            "a": Script(steps=[decode] * 4),
-            "b": Script(steps=[decode] * 4),
-            "p": Script(steps=[replace(prompt, gap_ms=3.0)]),
+            "a": Script(steps=[decode] * 3),
+            "b": Script(steps=[decode] * 3),
+            "p": Script(steps=[replace(prompt, gap_ms=3.0), prompt]),
         },
         layers=4,
         make_sources=_announced("ab"),
-        expert_ms=lambda unit: 0.5 + 0.005 * unit.num_rows,
-        until_ms=42.0,
+        expert_ms=lambda unit: 0.6 + 0.004 * unit.num_rows,
+        until_ms=47.0,
     )
     return Picture(panels=[_panel("", scene)])
 
