@@ -169,7 +169,15 @@ def test_at_most_one_piece_goes_between_two_units_of_a_round() -> None:
     ]
 
     assert set(within) == {0, 1}
-    assert text[-1] == "p@3.0[0+800]"  # nobody decodes any more
+    assert text[-1] == "p@2.0[0+600]"  # nobody decodes any more
+
+
+def test_a_piece_goes_before_a_unit_that_is_ready_as_soon_as_it_is_old() -> None:
+    [panel] = picture("prefill").panels
+    rests = {bar.kind for bar in panel.recording.bars if bar.lane == "MLP rank 0"}
+
+    assert "member wait" not in rests  # decode units are ready all the time
+    assert "p@1.0[250+246]" in panel.units
 
 
 def decode_pairs(text: list[str]) -> Iterator[tuple[int, int]]:
