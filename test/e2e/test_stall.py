@@ -192,7 +192,7 @@ def test_another_model_is_refused_and_the_stall_goes_on_until_the_right_one_is_b
     zygote: Zygote, pair: AttnPair, expected: list[list[int]], tmp_path: Path
 ) -> None:
     attn = pair.attn[0]
-    other = checkpoints.swap_experts(pair.oracle.model, tmp_path / "other", 1, 3, 9)
+    other = checkpoints.make_qwen3_moe(tmp_path / "other", seed=1)
     with _mlp(zygote, pair, 1) as ranks:
         fleet.wait_ready(attn)
         streams = _begin(attn)
@@ -275,12 +275,12 @@ def test_requests_end_with_503_when_nobody_comes_back_and_the_server_serves_agai
     assert differences(pair.oracle.one_by_one, got) == []
 
 
-@pytest.mark.parametrize("plant", ["send_zeros_again", "forget_a_token"])
+@pytest.mark.parametrize("plant", ["send_zeros_again", "change_a_token"])
 def test_other_rows_or_tokens_after_a_stall_would_be_noticed(
     zygote: Zygote, pair: AttnPair, expected: list[list[int]], plant: str
 ) -> None:
     model, port = pair.oracle.model, pair.mlp_ports[0]
-    timeout = {"send_zeros_again": "60", "forget_a_token": "2"}[plant]
+    timeout = {"send_zeros_again": "60", "change_a_token": "2"}[plant]
     flags = ("--afd-stall-timeout", timeout, *ROOM)
     faulty = fleet.start_attn(zygote, model, port, *flags, plant=plant)
     with running([faulty]), _mlp(zygote, pair) as ranks:
@@ -289,7 +289,7 @@ def test_other_rows_or_tokens_after_a_stall_would_be_noticed(
 
         ranks[0].signal(signal.SIGSTOP)
         _wait_state(faulty, "stalled")
-        if plant == "forget_a_token":
+        if plant == "change_a_token":
             faulty.wait("/afd/v1/status", lambda body: body["num_retracted_requests"] > 0)
         ranks[0].signal(signal.SIGCONT)
 

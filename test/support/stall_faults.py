@@ -39,18 +39,18 @@ def send_zeros_again() -> None:
     Runtime._send_pending = send_zeros  # type: ignore[method-assign]
 
 
-def forget_a_token() -> None:
-    """A request that is retracted forgets its last token, which its client has been sent."""
+def change_a_token() -> None:
+    """A request that is retracted goes on after another last token than its client has been sent."""
     from sglang.srt.managers.schedule_batch import Req
 
     reset_for_retract = Req.reset_for_retract
 
-    def reset_and_forget(self: Req) -> None:
+    def reset_and_change(self: Req) -> None:
         reset_for_retract(self)
         if self.output_ids:
-            self.output_ids.pop()
+            self.output_ids[-1] = (self.output_ids[-1] + 1) % 256
 
-    Req.reset_for_retract = reset_and_forget  # type: ignore[method-assign]
+    Req.reset_for_retract = reset_and_change  # type: ignore[method-assign]
 
 
 def experts_raise() -> None:
@@ -84,7 +84,7 @@ def _leaping(clock: Any, path: str, leap: Any) -> Any:
 FAULTS = {
     "publish_another_address": publish_another_address,
     "send_zeros_again": send_zeros_again,
-    "forget_a_token": forget_a_token,
+    "change_a_token": change_a_token,
     "experts_raise": experts_raise,
     "leap_in_time": leap_in_time,
 }

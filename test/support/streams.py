@@ -80,6 +80,10 @@ class Stream:
         if "error" in event:
             self._fail(str(event["error"]))
             return
+        end = event["meta_info"].get("finish_reason") or {}
+        if end.get("type") == "abort":  # SGLang repeats the last token here
+            self._fail(f"{end.get('status_code')} {end.get('message')}")
+            return
         tokens = event["output_ids"]
         if tokens[: len(self.tokens)] != self.tokens:
             self._fail(f"tokens were taken back: {self.tokens} became {tokens}")
