@@ -101,7 +101,7 @@ def hasty(zygote: Zygote, pair: AttnPair) -> Iterator[Server]:
         yield attn
 
 
-@pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("victims", [[1], [0, 1]])
 def test_killed_mlp_servers_that_restart_cost_32_streams_a_pause_and_not_a_token(
     zygote: Zygote, pair: AttnPair, expected: list[list[int]], victims: list[int]
 ) -> None:

@@ -40,7 +40,7 @@ def send_zeros_again() -> None:
 
 
 def change_a_token() -> None:
-    """A request that is retracted goes on after another last token than its client has been sent."""
+    """A request that is retracted goes on after another token than the one that its client has."""
     from sglang.srt.managers.schedule_batch import Req
 
     reset_for_retract = Req.reset_for_retract
