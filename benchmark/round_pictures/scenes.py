@@ -179,7 +179,7 @@ def prefill() -> Picture:
         layers=4,
         make_sources=_announced("ab"),
         expert_ms=lambda unit: 0.6 + 0.004 * unit.num_rows,
-        until_ms=46.0,
+        until_ms=47.0,
     )
     return Picture(panels=[_panel("", scene)])
 
