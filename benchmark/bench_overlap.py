@@ -7,11 +7,12 @@ overlap  a step cut into two micro-batches against a whole one; the delays are p
          rows. Key two_micro_batches_over_one; 0.5625 is ideal with 8 layers.
 rounds   four attention servers on one MLP server against four times one, each with an MLP server
          of its own; the expert delay is fixed for each run and four times the attention delay. Keys
-         four_peers_efficiency, and four_peers_efficiency_fcfs without rounds (delays alone: 0.3125).
+         four_peers_efficiency, and four_peers_efficiency_fcfs without rounds, which the delays
+         alone would make 0.3125.
 sweep    step times over ratios of both delays and numbers of servers; key sweep, and a plot.
 
-Prints one JSON line. `faults` is empty where the counters of both sides and of /metrics agree, which
-proves that no delay was skipped; otherwise the exit code is 1.
+Prints one JSON line. Its `faults` are empty where the counters of both sides and of /metrics agree,
+which proves that no delay was skipped; otherwise the exit code is 1.
 
     python benchmark/bench_overlap.py [--cases overlap rounds sweep] [--plot FILE.png] [--quick]
 """
