@@ -63,7 +63,7 @@ class Plan:
 
 
 WHOLE = Plan(
-    batch=8,
+    batch=4,
     tokens=14,
     blocks=3,
     overlap_ms=20.0,

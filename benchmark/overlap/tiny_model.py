@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 VOCABULARY = 256
 HIDDEN = 64
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
-EXPERTS, TOP_K, EXPERT_HIDDEN = 8, 2, 32
+EXPERTS, TOP_K, EXPERT_HIDDEN = 4, 2, 32
 SEED = 0
 
 
