@@ -65,7 +65,7 @@ class Plan:
 WHOLE = Plan(
     batch=4,
     tokens=14,
-    blocks=3,
+    blocks=5,
     overlap_ms=20.0,
     rounds_attn_ms=20.0,
     fcfs_tokens=8,
