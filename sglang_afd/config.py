@@ -11,6 +11,7 @@ from sglang_afd.errors import ConfigError
 
 ROUNDS_VARIABLE = "SGLANG_AFD_ROUNDS"  # for measurements: "off" serves first come, first served
 SGLANG_WATCHDOG_S = 300.0  # SGLang's default --watchdog-timeout, which ends a stuck scheduler
+MAX_PEERS = 1024  # so many fit into the message that tells other ranks of one unit
 MAX_STEP_SHARE = 0.75  # of SGLang's watchdog: what a step may take with all its waits
 
 
@@ -47,7 +48,7 @@ class AfdConfig:
     trace_file: str = ""  # path of a timeline to write; "" writes none
     is_spare: bool = False  # mlp: wait until a rank is missing, then take its place
     max_rows: int = 2048  # rows of one exchange, 1 .. 65536; larger batches go in pieces
-    max_peers: int = 64  # mlp: attention servers attached at once, 1 .. 4096
+    max_peers: int = 64  # mlp: attention servers attached at once, 1 .. 1024
     stall_timeout_s: float = 60.0  # how long a step waits, then how long requests do; 0.1 .. 300
     attach_timeout_s: float = 300.0  # attn: longest wait for the MLP servers at start-up, >= 1
     heartbeat_timeout_s: float = 1.0  # silence after which a peer counts as gone, 0.1 .. 60
@@ -69,7 +70,7 @@ class AfdConfig:
                 f"--afd-num-micro-batches {self.num_micro_batches} is neither auto nor 1 to 4"
             )
         _check_range("--afd-max-rows", self.max_rows, 1, 65536)
-        _check_range("--afd-max-peers", self.max_peers, 1, 4096)
+        _check_range("--afd-max-peers", self.max_peers, 1, MAX_PEERS)
         _check_range("--afd-stall-timeout", self.stall_timeout_s, 0.1, SGLANG_WATCHDOG_S)
         _check_range("--afd-attach-timeout", self.attach_timeout_s, 1, 86400)
         _check_range("--afd-heartbeat-timeout", self.heartbeat_timeout_s, 0.1, 60)

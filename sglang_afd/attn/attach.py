@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import logging
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
@@ -17,6 +15,7 @@ from sglang_afd.attn.status import LinkState, StatusBoard
 from sglang_afd.config import check_exchange_address, split_urls
 from sglang_afd.errors import AfdError, ConfigError, PeerLost, Refused, StallTimeout
 from sglang_afd.protocol import auth
+from sglang_afd.transport import server_info
 from sglang_afd.transport.addresses import replace_wildcard
 from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
 
@@ -25,8 +24,6 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.5
 WATCH_S = 0.2
 CLOSE_TIMEOUT_S = 10.0  # an attempt to attach takes its time to end
-HTTP_TIMEOUT_S = 3.0
-MAX_INFO_BYTES = 4 * 1024 * 1024
 
 
 class Attacher:
@@ -307,12 +304,4 @@ def fetch_info(url: str) -> ServerInfo:
     Raises:
         PeerLost: Nothing answers there, or not with JSON.
     """
-    try:
-        with urllib.request.urlopen(url + "/server_info", timeout=HTTP_TIMEOUT_S) as response:
-            text = response.read(MAX_INFO_BYTES)
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise PeerLost(f"no MLP server answers at {url}: {error!r}") from None
-    try:
-        return msgspec.json.decode(text, type=ServerInfo)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise PeerLost(f"{url}/server_info is not an MLP server's answer: {error}") from None
+    return server_info.fetch_info(url, ServerInfo)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import urllib.request
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -11,9 +9,7 @@ import msgspec
 
 from sglang_afd.errors import PeerLost
 from sglang_afd.transport.addresses import replace_wildcard
-
-TIMEOUT_S = 3.0
-MAX_INFO_BYTES = 4 * 1024 * 1024
+from sglang_afd.transport.server_info import fetch_info
 
 
 class _Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +35,7 @@ def find_leader(urls: Sequence[str], boot_id: str) -> str:
     failures = []
     for url in urls:
         try:
-            group = {member.rank: member for member in _fetch(url).group}
+            group = {member.rank: member for member in fetch_info(url, _Info).group}
         except PeerLost as error:
             failures.append(str(error))
             continue
@@ -47,11 +43,3 @@ def find_leader(urls: Sequence[str], boot_id: str) -> str:
             return replace_wildcard(group[0].exchange_address, urlsplit(url).hostname or "")
         failures.append(f"{url} does not serve as rank 0 of a group with this rank yet")
     raise PeerLost("; ".join(failures))
-
-
-def _fetch(url: str) -> _Info:
-    try:
-        with urllib.request.urlopen(url + "/server_info", timeout=TIMEOUT_S) as response:
-            return msgspec.json.decode(response.read(MAX_INFO_BYTES), type=_Info)
-    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
-        raise PeerLost(f"{url} does not answer as an MLP server: {error!r}") from None

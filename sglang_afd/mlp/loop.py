@@ -80,15 +80,14 @@ class Loop:
                 events = self._hub.poll(timeout_s)
                 if self._timeline is not None:
                     self._timeline.waited(started_ns, num_waiting)
-                for event in events:
-                    self._take(event)
+                self._take_all(events)
                 self._words[Counter.WAIT_NS] += time.monotonic_ns() - started_ns
                 self._words[Counter.REFUSED] = self._hub.num_refused
                 unit = self._order.next_unit(time.monotonic())
                 if unit is not None:
                     self._serve(unit)
                     self._order.finished(unit, time.monotonic())
-                    self._order.show(self._board)
+                self._order.show(self._board)
                 timeout_s = self._may_sleep_s() if unit is None else 0.0
         self._words[Counter.STATE] = State.STOPPING
 
@@ -96,6 +95,16 @@ class Loop:
         now_s = time.monotonic()
         wake_at_s = self._order.wake_at_s(now_s)
         return IDLE_TURN_S if wake_at_s is None else min(IDLE_TURN_S, max(0.0, wake_at_s - now_s))
+
+    def _take_all(self, events: list[Event]) -> None:
+        for event in events:
+            self._take(event)
+        lost = [event.rank for event in events if isinstance(event, FollowerGone)]
+        if lost:
+            # What they had run of the orders is not known; attached anew, everything pending comes
+            # again. Not before the last event: those of peers sent away would follow.
+            for event in self._hub.expel(f"MLP rank(s) {lost} went away"):
+                self._take(event)
 
     def _take(self, event: Event) -> None:
         now_s = time.monotonic()
@@ -118,7 +127,8 @@ class Loop:
                 self._order.follower_joined(rank)
                 logger.info("rank %d follows", rank)
             case FollowerGone(rank=rank):
-                self._lose_follower(rank)
+                self._order.follower_gone(rank)
+                logger.warning("rank %d follows no longer; attention servers attach again", rank)
             case Ordered() | LeaderLost() | LeaderFound():
                 self._hear(event, now_s)
             case _:
@@ -150,13 +160,6 @@ class Loop:
         if self._timeline is not None:
             self._timeline.gone(event.peer, event.server_id, event.reason)
         logger.info("%s is gone: %s", event.server_id, event.reason)
-
-    def _lose_follower(self, rank: int) -> None:
-        # What it had run of the orders is not known; attached anew, everything pending comes again.
-        self._order.follower_gone(rank)
-        logger.warning("rank %d follows no longer; attention servers attach again", rank)
-        for event in self._hub.expel(f"MLP rank {rank} went away"):
-            self._take(event)
 
     def _serve(self, unit: Unit) -> None:
         members = [member for member in unit.members if member in self._exchanges]

@@ -17,13 +17,14 @@ from sglang_afd.mlp.group import RENEW_S, MemberReport
 from sglang_afd.mlp.place import Place
 from sglang_afd.mlp.spare import Candidate, Claim, Lead, Seen, Wait, Watch
 from sglang_afd.protocol import auth
+from sglang_afd.transport.server_info import MAX_INFO_BYTES
 
 logger = logging.getLogger(__name__)
 
 PROOF_HEADER = "X-Afd-Proof"
 MEMBERS_PATH = "/afd/v1/members"
 TIMEOUT_S = RENEW_S * 2
-MAX_INFO_BYTES = 4 * 1024 * 1024
+MAX_ANSWER_BYTES = 2000  # of rank 0 to a report; it is shown to people
 NOT_THE_LEADER = 421  # HTTP's Misdirected Request
 REFUSED = 409
 
@@ -168,7 +169,7 @@ class Membership:
         headers = {PROOF_HEADER: auth.prove(self._secret, "member", body).hex()}
         try:
             async with session.post(url + MEMBERS_PATH, data=body, headers=headers) as response:
-                text = await response.text()
+                text = (await response.content.read(MAX_ANSWER_BYTES)).decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError) as error:
             return Answer(Outcome.NOT_THERE, f"{url} is not reached: {error!r}")
         if response.status == 200:

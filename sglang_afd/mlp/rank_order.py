@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
+import msgspec
+
 from sglang_afd.mlp.board import Board
-from sglang_afd.protocol.messages import RunUnit, UnitMember
+from sglang_afd.protocol.messages import RunUnit
 from sglang_afd.rounds.arrival import ArrivalQueue
 from sglang_afd.rounds.follower import FollowerQueue
-from sglang_afd.rounds.orders import OrderedMember, UnitOrder, order_of
+from sglang_afd.rounds.orders import UnitOrder, order_of
 from sglang_afd.rounds.rounds import Rounds
 from sglang_afd.rounds.units import Intent, Member, Unit, UnitSource
 
@@ -101,37 +103,11 @@ class RankOrder:
 
 
 def _to_message(order: UnitOrder) -> RunUnit:
-    return RunUnit(
-        sequence=order.sequence,
-        layer_id=order.layer_id,
-        micro_batch_id=order.micro_batch_id,
-        members=tuple(
-            UnitMember(
-                epoch=member.epoch,
-                step=member.step,
-                micro_batch_id=member.micro_batch_id,
-                num_rows=member.num_rows,
-            )
-            for member in order.members
-        ),
-    )
+    return msgspec.convert(order, RunUnit, from_attributes=True)
 
 
 def _to_order(message: RunUnit) -> UnitOrder:
-    return UnitOrder(
-        sequence=message.sequence,
-        layer_id=message.layer_id,
-        micro_batch_id=message.micro_batch_id,
-        members=tuple(
-            OrderedMember(
-                epoch=member.epoch,
-                step=member.step,
-                micro_batch_id=member.micro_batch_id,
-                num_rows=member.num_rows,
-            )
-            for member in message.members
-        ),
-    )
+    return msgspec.convert(message, UnitOrder, from_attributes=True)
 
 
 def make_rank_order(

@@ -15,8 +15,10 @@ from sglang_afd.protocol import codec
 from sglang_afd.protocol.handshake import Gate, Greeter
 from sglang_afd.protocol.messages import (
     Attached,
+    Challenge,
     Dispatch,
     ModelSpec,
+    Refusal,
     RefusalCode,
     RunUnit,
     StepIntent,
@@ -39,7 +41,6 @@ from sglang_afd.transport.slots import Slots
 
 _Message = tuple[int, list[Frame]]  # rank, frames
 
-
 _LEADER = b"leader"
 
 
@@ -58,10 +59,6 @@ class _Ear:
         self._inbox.put((_LEADER, message[1]))
 
 
-def _name(rank: int) -> bytes:
-    return f"mlp-{rank}".encode()
-
-
 def _own(frames: Sequence[Frame]) -> list[Frame]:
     return [bytes(frame) for frame in frames]
 
@@ -77,7 +74,7 @@ class LoopbackHub(Hub):
         self._events: list[Event] = []
         self._greeter: Greeter | None = None  # of a rank that follows
         self._leader: LoopbackHub | None = None
-        self._rank = 0
+        self._name = b""  # there
         self._lock = threading.Lock()
 
     @property
@@ -98,10 +95,11 @@ class LoopbackHub(Hub):
 
     def follow(self, leader: LoopbackHub, spec: ModelSpec, secret: bytes, *, rank: int) -> None:
         """Hear what `leader` says, once it was polled."""
-        self._leader, self._rank = leader, rank
-        self._greeter = Greeter(_name(rank).decode(), spec, secret, follower_rank=rank)
-        leader.connect(_name(rank), rank, _Ear(self._inbox))
-        leader.deliver(_name(rank), [codec.encode(self._greeter.hello())])
+        server_id = f"mlp-{rank}-{id(self):x}"  # two ranks may contend for one place
+        self._leader, self._name = leader, server_id.encode()
+        self._greeter = Greeter(server_id, spec, secret, follower_rank=rank)
+        leader.connect(self._name, rank, _Ear(self._inbox))
+        leader.deliver(self._name, [codec.encode(self._greeter.hello())])
 
     def deliver(self, peer: bytes, frames: Sequence[Frame]) -> None:
         """What `peer` sends."""
@@ -117,9 +115,9 @@ class LoopbackHub(Hub):
             return events
         if peer == _LEADER:
             return events + self._hear(frames)
-        more, answer = self._sessions.receive(peer, frames)
-        if answer is not None:
-            self._send(peer, answer)
+        more, messages = self._sessions.receive(peer, frames)
+        for to, said in messages:
+            self._send(to, said)
         return events + more
 
     def reply(self, exchange: Exchange, partial: Tensor) -> None:
@@ -145,7 +143,7 @@ class LoopbackHub(Hub):
     def close(self) -> None:
         """See `Hub`; attached links learn that the rank is gone."""
         if self._leader is not None:
-            self._leader.disconnect(_name(self._rank), "its connection ended")
+            self._leader.disconnect(self._name, "its connection ended")
         with self._lock:
             outboxes, self._outboxes = self._outboxes, {}
         for rank, outbox in outboxes.values():
@@ -160,9 +158,11 @@ class LoopbackHub(Hub):
                 return [Ordered(order=order)]
             case Attached():
                 return [LeaderFound()]
-            case reply:
-                attach = self._greeter.answer(reply, epoch=0)
-                self._leader.deliver(_name(attach.follower_rank), [codec.encode(attach)])
+            case Refusal(message=message):
+                return [LeaderLost(reason=message)]
+            case Challenge() as challenge:
+                attach = self._greeter.answer(challenge, epoch=0)
+                self._leader.deliver(self._name, [codec.encode(attach)])
                 return []
 
     def _send(self, peer: bytes, frames: Sequence[Frame]) -> None:

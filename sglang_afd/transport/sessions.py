@@ -47,6 +47,7 @@ WIRE_DTYPES = {
 }
 
 Frame = bytes | memoryview
+Message = tuple[bytes, list[Frame]]  # connection, frames
 
 
 class Sessions:
@@ -72,10 +73,8 @@ class Sessions:
         """The ranks that follow, as connections."""
         return list(self._followers.values())
 
-    def receive(
-        self, peer: bytes, frames: Sequence[Frame]
-    ) -> tuple[list[Event], list[Frame] | None]:
-        """Take one multipart message; returns what happened and what to answer at once."""
+    def receive(self, peer: bytes, frames: Sequence[Frame]) -> tuple[list[Event], list[Message]]:
+        """Take one multipart message; returns what happened and what to say at once, to whom."""
         try:
             message = codec.decode_to_mlp(frames[0])
             match message:
@@ -86,14 +85,14 @@ class Sessions:
                     return self._attach(peer, message)
                 case Detach():
                     self._session(peer, message.epoch)
-                    return self.gone(peer, "detached"), None
+                    return self.gone(peer, "detached"), []
                 case Dispatch():
                     exchange = self._check(peer, message, frames)
                     self._occupied.add((peer, message.micro_batch_id))
-                    return [Arrived(exchange=exchange)], None
+                    return [Arrived(exchange=exchange)], []
                 case StepIntent() | Withdrawal():
                     self._session(peer, message.epoch)
-                    return [Announced(peer=peer, message=message)], None
+                    return [Announced(peer=peer, message=message)], []
                 case _:
                     assert_never(message)
         except AfdError as error:
@@ -111,14 +110,10 @@ class Sessions:
             return [FollowerGone(rank=session.follower_rank)]
         return [PeerGone(peer=peer, server_id=session.server_id, reason=reason)]
 
-    def expel(self, reason: str) -> tuple[list[Event], list[tuple[bytes, list[Frame]]]]:
+    def expel(self, reason: str) -> tuple[list[Event], list[Message]]:
         """End every attention server's session; returns that, and what to tell each."""
-        frames: list[Frame] = [
-            codec.encode(Refusal(code=RefusalCode.EPOCH, message=f"{reason}; attach again"))
-        ]
         attached = [peer for peer in self._sessions if peer not in self._followers.values()]
-        events = [event for peer in attached for event in self.gone(peer, reason)]
-        return events, [(peer, frames) for peer in attached]
+        return self._send_away(attached, reason)
 
     def combine_frames(self, exchange: Exchange, partial: Tensor) -> list[Frame]:
         """The reply to one exchange; its slot is free again."""
@@ -156,29 +151,38 @@ class Sessions:
         if peer in self._sessions:
             raise ProtocolError("this connection is already attached; detach first")
 
-    def _attach(self, peer: bytes, attach: Attach) -> tuple[list[Event], list[Frame]]:
+    def _send_away(self, peers: Sequence[bytes], reason: str) -> tuple[list[Event], list[Message]]:
+        refusal = Refusal(code=RefusalCode.EPOCH, message=f"{reason}; attach again")
+        events = [event for peer in peers for event in self.gone(peer, reason)]
+        return events, [(peer, [codec.encode(refusal)]) for peer in peers]
+
+    def _attach(self, peer: bytes, attach: Attach) -> tuple[list[Event], list[Message]]:
         outcome = self._gate.on_attach(peer, attach, num_peers=self.num_peers)
         if isinstance(outcome, Refusal):
             return [], self._answer(peer, outcome)
         session, attached = outcome
+        answer: Message = (peer, [codec.encode(attached)])
         if session.follower_rank != -1:
-            return self._follow(peer, session), [codec.encode(attached)]
+            events, messages = self._follow(peer, session)
+            return events, [*messages, answer]
         self._sessions[peer] = session
         event = PeerAttached(peer=peer, server_id=session.server_id, epoch=session.epoch)
-        return [event], [codec.encode(attached)]
+        return [event], [answer]
 
-    def _follow(self, peer: bytes, session: Session) -> list[Event]:
-        before = self._followers.get(session.follower_rank)
-        events = self.gone(before, "another took its place") if before is not None else []
+    def _follow(self, peer: bytes, session: Session) -> tuple[list[Event], list[Message]]:
+        rank = session.follower_rank
+        before = [self._followers[rank]] if rank in self._followers else []
+        # Its connection may live, and it would wait for orders for ever.
+        events, messages = self._send_away(before, "another took its place")
         self._sessions[peer] = session
-        self._followers[session.follower_rank] = peer
-        return [*events, FollowerJoined(rank=session.follower_rank)]
+        self._followers[rank] = peer
+        return [*events, FollowerJoined(rank=rank)], messages
 
-    def _answer(self, peer: bytes, message: Challenge | Refusal) -> list[Frame]:
+    def _answer(self, peer: bytes, message: Challenge | Refusal) -> list[Message]:
         if isinstance(message, Refusal):
             self.num_refused += 1
             logger.warning("refused peer %s: %s", peer.hex(), message.message)
-        return [codec.encode(message)]
+        return [(peer, [codec.encode(message)])]
 
     def _session(self, peer: bytes, epoch: int) -> Session:
         session = self._sessions.get(peer)

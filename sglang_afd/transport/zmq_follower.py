@@ -10,9 +10,9 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from sglang_afd.errors import AfdError, ProtocolError
+from sglang_afd.errors import AfdError, ProtocolError, Refused
 from sglang_afd.protocol import codec
-from sglang_afd.protocol.messages import RunUnit
+from sglang_afd.protocol.messages import Refusal, RunUnit
 from sglang_afd.transport.base import Event, LeaderFound, LeaderLost, Ordered
 from sglang_afd.transport.zmq_handshake import Connection, GreetOptions, open_connection, shake
 
@@ -76,13 +76,11 @@ class ZmqFollower:
         events: list[Event] = []
         try:
             while True:
-                message = codec.decode_to_follower(connection.socket.recv(zmq.DONTWAIT))
-                if not isinstance(message, RunUnit):
-                    raise ProtocolError(f"rank 0 sent {type(message).__name__}, expected RunUnit")
-                events.append(Ordered(order=message))
+                frame = connection.socket.recv(zmq.DONTWAIT)
+                events.append(Ordered(order=_order_in(frame)))
         except zmq.Again:
             pass
-        except ProtocolError as error:
+        except (ProtocolError, Refused) as error:
             return [*events, self._lose(connection, str(error))]
         while int(connection.monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event = parse_monitor_message(connection.monitor.recv_multipart())
@@ -101,18 +99,20 @@ class ZmqFollower:
         said = ""
         while True:
             self._is_wanted.wait()
+            # First of all: what is wanted from here on, by `close` too, must not be cleared.
+            self._is_wanted.clear()
             if self._is_closing.is_set():
                 return
             try:
                 self._fresh.put(self._follow())
-                self._is_wanted.clear()
                 logger.info("following rank 0")
                 said = ""
-            except AfdError as error:
+            except (AfdError, zmq.ZMQError) as error:
                 if str(error) != said:
                     logger.warning("rank 0 is not followed yet: %s", error)
                     said = str(error)
                 self._is_closing.wait(RETRY_S)
+                self._is_wanted.set()
 
     def _follow(self) -> Connection:
         address = self._find()
@@ -123,9 +123,19 @@ class ZmqFollower:
                 address,
                 self._options,
                 follower_rank=self._rank,
-                is_over=self._is_closing.is_set,
+                is_over=lambda: self._is_closing.is_set() or connection.is_cut(),
             )
         except BaseException:
             connection.close()
             raise
         return connection
+
+
+def _order_in(frame: bytes) -> RunUnit:
+    match codec.decode_to_follower(frame):
+        case RunUnit() as order:
+            return order
+        case Refusal(code=code, message=message):
+            raise Refused(code, message)
+        case other:
+            raise ProtocolError(f"rank 0 sent {type(other).__name__}, expected RunUnit")

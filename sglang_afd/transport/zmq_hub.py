@@ -17,7 +17,7 @@ from sglang_afd.protocol.messages import RefusalCode, RunUnit
 from sglang_afd.transport.base import Event, Exchange, Hub
 from sglang_afd.transport.brisk_poller import SPIN_S, BriskPoller
 from sglang_afd.transport.connections import Connections
-from sglang_afd.transport.sessions import Frame, Sessions
+from sglang_afd.transport.sessions import Frame, Message, Sessions
 from sglang_afd.transport.zmq_follower import ZmqFollower
 from sglang_afd.transport.zmq_options import configure
 
@@ -98,8 +98,7 @@ class ZmqHub(Hub):
     def expel(self, reason: str) -> list[Event]:
         """See `Hub`."""
         events, messages = self._sessions.expel(reason)
-        for peer, frames in messages:
-            self._send(peer, frames)
+        self._send_all(messages)
         return events
 
     def close(self) -> None:
@@ -121,9 +120,8 @@ class ZmqHub(Hub):
                 return []  # its connection has ended already; there is nobody to answer
             self._connections.spoke(peer, descriptor)
         body: list[Frame] = [frame.buffer for frame in frames[1:]]
-        events, answer = self._sessions.receive(peer, body or [b""])
-        if answer is not None:
-            self._send(peer, answer)
+        events, messages = self._sessions.receive(peer, body or [b""])
+        self._send_all(messages)
         return events
 
     def _settle(self) -> list[Event]:
@@ -135,6 +133,10 @@ class ZmqHub(Hub):
         return [
             event for peer in gone for event in self._sessions.gone(peer, "its connection ended")
         ]
+
+    def _send_all(self, messages: list[Message]) -> None:
+        for peer, frames in messages:
+            self._send(peer, frames)
 
     def _send(self, peer: bytes, frames: list[Frame]) -> None:
         try:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
+import zmq
 from peers import make_spec
-from traffic import exchange, rows_to
-from transports import Fleet, ReferenceExperts
+from traffic import dispatch, exchange, rows_to
+from transports import PATIENCE_S, Fleet, Rank, ReferenceExperts
 
 from sglang_afd.errors import PeerLost
+from sglang_afd.mlp.board import Counter
 from sglang_afd.protocol.messages import Kind, StepIntent, Withdrawal
+from sglang_afd.transport import zmq_follower
 from sglang_afd.transport.base import (
     Announced,
     Arrived,
@@ -25,12 +32,14 @@ from sglang_afd.transport.base import (
     PeerAttached,
     PeerGone,
 )
+from sglang_afd.transport.zmq_follower import ZmqFollower
+from sglang_afd.transport.zmq_handshake import GreetOptions
 
 SPEC = make_spec()
 
 
-def layers_of(rank: object) -> list[int]:
-    return [exchange.header.layer_id for exchange in rank.served]  # type: ignore[attr-defined]
+def layers_of(rank: Rank) -> list[int]:
+    return [exchange.header.layer_id for exchange in rank.served]
 
 
 def start(fleet: Fleet, ep_size: int) -> ReferenceExperts:
@@ -109,6 +118,36 @@ def test_a_rank_that_is_lost_sends_attention_servers_to_attach_again(fleet: Flee
     assert fleet.ranks[0].count(PeerGone) <= 1
 
 
+def test_rows_that_come_while_a_rank_is_lost_are_forgotten_with_their_peer(fleet: Fleet) -> None:
+    start(fleet, 2)
+    leader, follower = fleet.ranks
+    link = fleet.attach(SPEC)
+    leader.wait_for(PeerAttached)
+    leader.hold_polls()
+    dispatch(link, rows_to(SPEC, 0))
+    follower.stop()
+
+    leader.release_polls()
+    leader.wait_for(FollowerGone)
+    leader.wait_for(Arrived)
+    leader.stop()
+
+    counters = leader.board.read()
+    assert (counters[Counter.PEERS], counters[Counter.WAITING]) == (0, 0)
+
+
+def test_a_rank_whose_place_another_takes_hears_it(fleet: Fleet) -> None:
+    experts = ReferenceExperts(SPEC, 3, seed=3)
+    fleet.start(SPEC, experts.run, 3, has_rounds=True, are_followed=False)
+    leader, first, second = fleet.ranks
+    fleet.follow(SPEC, first, 1)
+    leader.wait_for(FollowerJoined)
+
+    fleet.follow(SPEC, second, 1)
+
+    first.wait_for(LeaderLost)
+
+
 def test_a_rank_hears_that_rank_0_is_gone(fleet: Fleet) -> None:
     start(fleet, 2)
 
@@ -142,3 +181,73 @@ def test_an_announcement_on_a_lost_link_is_silently_dropped(fleet: Fleet) -> Non
     link.announce(Withdrawal(epoch=link.epoch, step=4))
 
     assert link.lost == "test"
+
+
+@contextmanager
+def following(leader: Rank, find: Callable[[], str]) -> Iterator[ZmqFollower]:
+    options = GreetOptions(
+        server_id="mlp-1",
+        spec=SPEC,
+        secret=b"",
+        heartbeat_timeout_s=30.0,
+        handshake_timeout_s=2 * PATIENCE_S,
+    )
+    follower = ZmqFollower(find, options, rank=1)
+    try:
+        yield follower
+    finally:
+        follower.close()
+
+
+@pytest.fixture
+def leader(zmq_fleet: Fleet) -> Rank:
+    experts = ReferenceExperts(SPEC, 2, seed=3)
+    zmq_fleet.start(SPEC, experts.run, 2, has_rounds=True, are_followed=False)
+    return zmq_fleet.ranks[0]
+
+
+def test_closing_ends_a_follower_that_is_about_to_reach_rank_0(leader: Rank) -> None:
+    may_answer, is_asked = threading.Event(), threading.Event()
+
+    def find() -> str:
+        is_asked.set()
+        assert may_answer.wait(PATIENCE_S)
+        return leader.hub.address
+
+    options = GreetOptions(server_id="mlp-1", spec=SPEC, secret=b"", heartbeat_timeout_s=30.0)
+    follower = ZmqFollower(find, options, rank=1)
+    assert is_asked.wait(PATIENCE_S)
+    closing = threading.Thread(target=follower.close, daemon=True)
+    closing.start()
+    time.sleep(0.2)  # it waits for the thread now
+    may_answer.set()
+    closing.join(PATIENCE_S / 4)
+
+    assert not closing.is_alive()
+
+
+def test_an_address_where_nobody_listens_any_more_costs_no_handshake_timeout(
+    leader: Rank, tmp_path: Path
+) -> None:
+    addresses = iter([f"ipc://{tmp_path}/nobody"])
+
+    with following(leader, lambda: next(addresses, leader.hub.address)):
+        leader.wait_for(FollowerJoined)
+
+
+def test_a_follower_outlives_an_error_of_its_sockets(
+    leader: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_connection, failures = zmq_follower.open_connection, [zmq.ZMQError(errno.EMFILE)]
+
+    def fail_once(*args: object) -> object:
+        if failures:
+            raise failures.pop()
+        return open_connection(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(zmq_follower, "open_connection", fail_once)
+
+    with following(leader, lambda: leader.hub.address):
+        leader.wait_for(FollowerJoined)
+
+    assert failures == []

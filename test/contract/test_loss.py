@@ -15,6 +15,7 @@ from traffic import SEED, dispatch, exchange, rows_to
 from transports import PATIENCE_S, Fleet, ReferenceExperts
 
 from sglang_afd.errors import ExchangeFailed, PeerLost
+from sglang_afd.mlp.board import Counter
 from sglang_afd.protocol import codec
 from sglang_afd.protocol.messages import Hello
 from sglang_afd.transport.base import Arrived, Link, PeerAttached, PeerGone, Rows
@@ -140,6 +141,23 @@ def test_a_peer_that_leaves_makes_room_for_another(fleet: Fleet) -> None:
     rank.wait_for(PeerGone)
 
     works(fleet.attach(SPEC))
+
+
+def test_a_peer_that_left_is_parked_no_longer(fleet: Fleet) -> None:
+    [rank] = fleet.start(SPEC, experts(1).run, has_rounds=True)
+    decoding, parked = fleet.attach(SPEC), fleet.attach(SPEC)
+    first, second, third = SPEC.moe_layer_ids
+    exchange(decoding, rows_to(SPEC, 3), layer_id=first, num_micro_batches=1)
+    dispatch(parked, rows_to(SPEC, 3), layer_id=third, num_micro_batches=1)
+    rank.wait_for(Arrived, 2)
+    exchange(decoding, rows_to(SPEC, 3), layer_id=second, num_micro_batches=1)
+
+    decoding.close()
+    parked.close()
+    rank.wait_for(PeerGone, 2)
+    rank.stop()
+
+    assert rank.board.read()[Counter.PARKED_NOW] == 0
 
 
 def test_a_reply_to_a_peer_that_left_is_skipped(fleet: Fleet) -> None:

@@ -21,7 +21,7 @@ def mlp(**settings: Any) -> AfdConfig:
 
 RANGES = {
     "max_rows": ("--afd-max-rows", 1, 65536),
-    "max_peers": ("--afd-max-peers", 1, 4096),
+    "max_peers": ("--afd-max-peers", 1, 1024),
     "stall_timeout_s": ("--afd-stall-timeout", 0.1, 300),
     "attach_timeout_s": ("--afd-attach-timeout", 1, 86400),
     "heartbeat_timeout_s": ("--afd-heartbeat-timeout", 0.1, 60),

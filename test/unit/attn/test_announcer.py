@@ -16,9 +16,7 @@ class Wire:
 
 
 def intent(step: int, num_rows: int = 4, kind: Kind = Kind.DECODE, epoch: int = 7) -> StepIntent:
-    return StepIntent(
-        epoch=epoch, step=step, num_rows=num_rows, num_micro_batches=2, kind=kind
-    )
+    return StepIntent(epoch=epoch, step=step, num_rows=num_rows, num_micro_batches=2, kind=kind)
 
 
 def decode(num_rows: int = 4) -> Forecast:

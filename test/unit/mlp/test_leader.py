@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -61,4 +62,13 @@ def test_where_no_group_has_this_rank_every_address_is_named() -> None:
         find_leader([url, other], "mine")
 
     assert f"{url} does not serve as rank 0 of a group with this rank yet" in str(caught.value)
-    assert f"{other} does not answer as an MLP server" in str(caught.value)
+    assert f"{other}/server_info is not an MLP server's answer" in str(caught.value)
+
+
+def test_the_environments_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setattr(urllib.request, "_opener", None)  # it remembers the environment
+
+    with answering(group("main", "mine")) as url:
+        assert find_leader([url], "mine") == "tcp://127.0.0.1:7000"

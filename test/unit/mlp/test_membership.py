@@ -14,7 +14,14 @@ from sglang_afd.mlp import membership as membership_module
 from sglang_afd.mlp.board import Board
 from sglang_afd.mlp.group import LEASE_S, Group, MemberReport
 from sglang_afd.mlp.http import build_app
-from sglang_afd.mlp.membership import Answer, Membership, Outcome, open_session
+from sglang_afd.mlp.membership import (
+    MEMBERS_PATH,
+    REFUSED,
+    Answer,
+    Membership,
+    Outcome,
+    open_session,
+)
 from sglang_afd.mlp.place import NO_RANK, Place
 from sglang_afd.mlp.spare import Candidate, Watch
 
@@ -56,7 +63,13 @@ def leader(clock: Clock) -> Place:
 @asynccontextmanager
 async def serving(one: Place) -> AsyncIterator[str]:
     """The HTTP side of a server, at its address."""
-    runner = web.AppRunner(build_app(Board(1), one, SECRET))
+    async with serving_app(build_app(Board(1), one, SECRET)) as url:
+        yield url
+
+
+@asynccontextmanager
+async def serving_app(app: web.Application) -> AsyncIterator[str]:
+    runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -161,6 +174,24 @@ def test_a_rank_that_somebody_else_has_is_told_so_among_addresses_that_are_away(
         assert answer.outcome is Outcome.REFUSED
         assert "rank 1 is already served by ipc:///run/s" in answer.text
         assert "http://127.0.0.1:1 is not reached" in answer.text
+
+    run(test)
+
+
+def test_an_answer_that_is_no_text_is_an_answer_all_the_same() -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(status=REFUSED, body=b"\xff" * 100_000, content_type="text/plain")
+
+    async def test() -> None:
+        app = web.Application()
+        app.add_routes([web.post(MEMBERS_PATH, refuse)])
+        async with serving_app(app) as url, open_session() as session:
+            membership = Membership(place(1, "mine"), [url], SECRET, lambda rank: None)
+
+            answer = await membership.report_to_any(session)
+
+        assert answer.outcome is Outcome.REFUSED
+        assert len(answer.text) < 3000
 
     run(test)
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peers import SPEC
 
+from sglang_afd.config import MAX_PEERS
 from sglang_afd.errors import ProtocolError
 from sglang_afd.protocol import codec
 from sglang_afd.protocol.messages import (
@@ -101,6 +102,7 @@ GOLDEN: list[tuple[ToMlp | ToAttn | ToFollower, bytes]] = [
         b"\x87\xa4type\xa6failed" + PLACE_BYTES + b"\xa4code\xa6expert\xa7message\xa2no",
     ),
 ]
+DECODERS = (codec.decode_to_mlp, codec.decode_to_attn, codec.decode_to_follower)
 NAMES = [type(message).__name__ for message, _ in GOLDEN]
 
 
@@ -108,6 +110,15 @@ def decoder_of(message: object) -> Callable[[bytes], ToMlp | ToAttn | ToFollower
     if isinstance(message, RunUnit):
         return codec.decode_to_follower
     return codec.decode_to_mlp if isinstance(message, ToMlp) else codec.decode_to_attn
+
+
+def test_a_unit_of_as_many_peers_as_may_attach_fits_into_a_frame() -> None:
+    biggest = 2**63 - 1
+    member = UnitMember(epoch=biggest, step=biggest, micro_batch_id=3, num_rows=65536)
+    members = (member,) * MAX_PEERS
+    order = RunUnit(sequence=biggest, layer_id=65535, micro_batch_id=3, members=members)
+
+    assert codec.decode_to_follower(codec.encode(order)) == order
 
 
 def test_every_message_stands_in_the_golden_table() -> None:
@@ -210,7 +221,7 @@ def test_the_longest_frame_is_read_and_one_byte_more_is_refused() -> None:
         codec.decode_to_attn(codec.encode(longer))
 
 
-@pytest.mark.parametrize("decode", [codec.decode_to_mlp, codec.decode_to_attn])
+@pytest.mark.parametrize("decode", DECODERS)
 def test_text_that_is_not_utf8_is_refused(decode: Callable[[bytes], object]) -> None:
     body = b"\x84\xa4type\xa5hello\xa9server_id\xa2\xff\xfe\xa5nonce\xc4\x00\xaahas_secret\xc3"
 
@@ -218,7 +229,7 @@ def test_text_that_is_not_utf8_is_refused(decode: Callable[[bytes], object]) -> 
         decode(PREFIX + body)
 
 
-@pytest.mark.parametrize("decode", [codec.decode_to_mlp, codec.decode_to_attn])
+@pytest.mark.parametrize("decode", DECODERS)
 def test_deep_nesting_is_refused(decode: Callable[[bytes], object]) -> None:
     for opening in (b"\x91", b"\x81\xa1x"):
         with pytest.raises(ProtocolError):
@@ -234,7 +245,7 @@ def read(decode: Callable[[bytes], object], frame: bytes) -> object | None:
 
 @given(frame=st.binary(max_size=256) | st.binary(max_size=256).map(PREFIX.__add__))
 def test_arbitrary_bytes_raise_nothing_but_a_protocol_error(frame: bytes) -> None:
-    for decode in (codec.decode_to_mlp, codec.decode_to_attn):
+    for decode in DECODERS:
         read(decode, frame)
 
 
@@ -252,7 +263,7 @@ def test_a_damaged_message_raises_nothing_but_a_protocol_error(
 
     result = read(decoder_of(message), bytes(frame))
 
-    assert result is None or isinstance(result, ToMlp | ToAttn)
+    assert result is None or isinstance(result, ToMlp | ToAttn | ToFollower)
 
 
 _values = st.recursive(
@@ -269,5 +280,5 @@ def test_sound_msgpack_of_another_shape_raises_nothing_but_a_protocol_error(
     body = {"type": tag} | fields if isinstance(fields, dict) else fields
     frame = PREFIX + msgspec.msgpack.encode(body)
 
-    for decode in (codec.decode_to_mlp, codec.decode_to_attn):
+    for decode in DECODERS:
         read(decode, frame)

@@ -31,8 +31,7 @@ EPOCH = 7
 
 
 def ask(sessions: Sessions, message: ToMlp, peer: bytes = PEER) -> ToAttn:
-    _, answer = sessions.receive(peer, [codec.encode(message)])
-    assert answer is not None
+    _, [(_, answer)] = sessions.receive(peer, [codec.encode(message)])
     return codec.decode_to_attn(answer[0])
 
 
@@ -70,18 +69,16 @@ def frames_of(
 
 
 def arrive(sessions: Sessions, frames: list[bytes | memoryview]) -> Exchange:
-    events, answer = sessions.receive(PEER, frames)
-    assert answer is None
-    [event] = events
+    [event], messages = sessions.receive(PEER, frames)
+    assert messages == []
     assert isinstance(event, Arrived)
     return event.exchange
 
 
 def refusal_of(sessions: Sessions, frames: list[bytes | memoryview], peer: bytes = PEER) -> Refusal:
     before = sessions.num_refused
-    events, answer = sessions.receive(peer, frames)
+    events, [(_, answer)] = sessions.receive(peer, frames)
     assert events == []
-    assert answer is not None
     refusal = codec.decode_to_attn(answer[0])
     assert isinstance(refusal, Refusal)
     assert sessions.num_refused == before + 1
@@ -91,7 +88,7 @@ def refusal_of(sessions: Sessions, frames: list[bytes | memoryview], peer: bytes
 def test_an_attach_is_told_and_answered() -> None:
     sessions = Sessions(make_gate())
 
-    events, answer = attach(sessions)
+    events, [(_, answer)] = attach(sessions)
 
     assert events == [PeerAttached(peer=PEER, server_id="peer", epoch=EPOCH)]
     assert codec.decode_to_attn(answer[0]).epoch == EPOCH
@@ -101,7 +98,7 @@ def test_an_attach_is_told_and_answered() -> None:
 def test_a_refused_attach_leaves_nothing_behind() -> None:
     sessions = Sessions(make_gate())
 
-    events, answer = attach(sessions, spec=make_spec(top_k=1))
+    events, [(_, answer)] = attach(sessions, spec=make_spec(top_k=1))
 
     assert events == []
     assert codec.decode_to_attn(answer[0]).code == RefusalCode.MODEL
@@ -271,9 +268,9 @@ def test_no_frames_of_a_peer_raise(frames: list[bytes]) -> None:
     sessions = Sessions(make_gate())
     attach(sessions)
 
-    events, answer = sessions.receive(PEER, frames)
+    events, messages = sessions.receive(PEER, frames)
 
-    assert (events == []) == (answer is not None)
+    assert (events == []) == (len(messages) == 1)
 
 
 def test_a_partial_sum_travels_under_the_exchanges_place(sessions: Sessions) -> None:
@@ -311,10 +308,10 @@ def test_a_failure_travels_under_the_exchanges_place(sessions: Sessions) -> None
 
 
 def test_a_detach_is_told_once_and_ends_the_session(sessions: Sessions) -> None:
-    events, answer = sessions.receive(PEER, [codec.encode(Detach(epoch=EPOCH))])
+    events, messages = sessions.receive(PEER, [codec.encode(Detach(epoch=EPOCH))])
 
     assert events == [PeerGone(peer=PEER, server_id="peer", reason="detached")]
-    assert answer is None
+    assert messages == []
     assert sessions.gone(PEER, "its connection ended") == []
     assert refusal_of(sessions, frames_of()).code == RefusalCode.NOT_ATTACHED
 
