@@ -13,7 +13,7 @@ from overlap.counts import Counts, Load
 from overlap.fleet import Group, Server
 from overlap.traffic import decode, throughput
 
-SETTLE_S = 10.0  # for a last step that no client waits for
+SETTLE_S = 5.0  # for a last step that no client waits for
 LOOK_S = 0.25
 HZ = os.sysconf("SC_CLK_TCK")
 
