@@ -70,7 +70,7 @@ class Rounds:
         if not member.is_prefill:
             self._decode.arrived(state, member, now_s)
             return
-        if state.place in (Place.ABOARD, Place.GATHERED) and member.step != state.step:
+        if member.step != state.step:
             self._decode.put_aside(state)
         state.prefills(member.step)
         self._prefill.add(member, now_s)

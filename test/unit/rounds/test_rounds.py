@@ -348,6 +348,15 @@ def test_a_member_that_holds_up_half_of_the_round_is_parked() -> None:
     assert rounds_of(bench).counters.parked_peers == 1
 
 
+def test_a_parked_peer_that_comes_with_a_prefill_is_parked_no_longer() -> None:
+    bench = make_half_parked_bench()
+    bench.arrives("c", step=8, rows=1000, is_prefill=True)
+
+    bench.runs()
+
+    assert rounds_of(bench).counters.parked_peers == 0
+
+
 def test_a_parked_peer_boards_a_later_round_at_its_layer() -> None:
     bench = make_half_parked_bench()
     walk(bench, "ab", range(5, 8), step=7)
