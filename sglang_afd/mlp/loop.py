@@ -210,6 +210,7 @@ class Loop:
             self._partials.pop(member, None)
             exchange = self._exchanges.pop(member)
             self._hub.decline(exchange, RefusalCode.EXPERT, f"the experts failed: {error}")
+            self._order.declined(member, time.monotonic())
 
     def _count(
         self, unit: Unit, exchanges: list[Exchange], rows: Rows, started_ns: int, ran_ns: int

@@ -61,6 +61,10 @@ class RankOrder:
         """See `UnitSource`."""
         self.source.finished(unit, now_s)
 
+    def declined(self, member: Member, now_s: float) -> None:
+        """See `UnitSource`."""
+        self.source.declined(member, now_s)
+
     def follower_joined(self, rank: int) -> None:
         """A rank will hear every unit from now on."""
         self._followers.add(rank)

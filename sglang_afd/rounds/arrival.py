@@ -34,6 +34,9 @@ class ArrivalQueue:
         """See `UnitSource`."""
         self._waiting.append(member)
 
+    def declined(self, member: Member, now_s: float) -> None:
+        """See `UnitSource`; it was run whole."""
+
     def next_unit(self, now_s: float) -> Unit | None:
         """See `UnitSource`."""
         if not self._waiting:

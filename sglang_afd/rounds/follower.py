@@ -89,6 +89,10 @@ class FollowerQueue:
         self._sequence = 0
         self._has_changed = True
 
+    def declined(self, member: Member, now_s: float) -> None:
+        """See `UnitSource`; only prefill goes in pieces."""
+        self._prefill.give_up(member)
+
     def next_unit(self, now_s: float) -> Unit | None:
         """See `UnitSource`."""
         if not self._has_changed:

@@ -6,7 +6,7 @@ A run of experts cannot be interrupted: a long one would hold up the round at ea
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from sglang_afd.rounds.counters import RoundCounters
@@ -48,8 +48,11 @@ class PrefillQueue:
 
     def drop(self, peer: Hashable) -> None:
         """`peer` is gone."""
-        kept = (exchange for exchange in self._waiting if exchange.member.peer != peer)
-        self._waiting = deque(kept)
+        self._keep(lambda member: member.peer != peer)
+
+    def give_up(self, given_up: Member) -> None:
+        """Nothing more of this exchange is to run."""
+        self._keep(lambda member: member != given_up)
 
     def has(self, peer: Hashable) -> bool:
         """Whether an exchange of `peer` waits."""
@@ -93,8 +96,9 @@ class PrefillQueue:
 
     def finished(self, unit: Unit, now_s: float) -> None:
         """Measure the run; a run that overlaps another is not measured."""
-        if unit.is_prefill and not unit.is_last_piece and self._waiting:
-            self._waiting[0].ready_s = now_s
+        head = self._waiting[0] if self._waiting else None
+        if head is not None and head.member in unit.members:
+            head.ready_s = now_s
         running, self._running = self._running, None
         if running is None or running[0] is not unit or now_s <= running[1]:
             return
@@ -113,6 +117,9 @@ class PrefillQueue:
         if unit_s is None or rows is None or rows_s is None:
             return options.first_piece_rows
         return max(options.min_piece_rows, int(options.piece_units * unit_s * rows / rows_s))
+
+    def _keep(self, is_wanted: Callable[[Member], bool]) -> None:
+        self._waiting = deque(each for each in self._waiting if is_wanted(each.member))
 
     def _count(self, num_rows: int, age_s: float) -> None:
         counters = self._counters

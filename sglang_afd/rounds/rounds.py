@@ -75,6 +75,10 @@ class Rounds:
         state.prefills(member.step)
         self._prefill.add(member, now_s)
 
+    def declined(self, member: Member, now_s: float) -> None:
+        """See `UnitSource`; only prefill goes in pieces."""
+        self._prefill.give_up(member)
+
     def next_unit(self, now_s: float) -> Unit | None:
         """See `UnitSource`."""
         if not self._has_changed and now_s < self._decode.look_at_s:

@@ -69,6 +69,9 @@ class UnitSource(Protocol):
     def arrived(self, member: Member, now_s: float) -> None:
         """The rows of `member` are here."""
 
+    def declined(self, member: Member, now_s: float) -> None:
+        """`member` was answered without a result; nothing more of it is to run."""
+
     def next_unit(self, now_s: float) -> Unit | None:
         """What to run now, or None when nothing may run yet."""
 

@@ -17,7 +17,7 @@ from transports import PATIENCE_S, Fleet, ReferenceExperts
 from sglang_afd.errors import ExchangeFailed, PeerLost
 from sglang_afd.mlp.board import Counter
 from sglang_afd.protocol import codec
-from sglang_afd.protocol.messages import Hello
+from sglang_afd.protocol.messages import Hello, Kind
 from sglang_afd.transport.base import Arrived, Link, PeerAttached, PeerGone, Rows
 from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
 
@@ -192,6 +192,26 @@ def test_an_exchange_whose_experts_fail_loses_the_group_but_not_the_rank(fleet: 
         exchange(unlucky, rows_to(SPEC, 5))
 
     works(lucky)
+
+
+def test_nothing_is_run_or_measured_of_a_prefill_whose_first_piece_failed(fleet: Fleet) -> None:
+    spec = make_spec(max_rows=2000)
+    plain = ReferenceExperts(spec, 1, SEED)
+
+    def run(rank: int, layer_id: int, rows: Rows) -> Tensor:
+        if rows.topk_ids[0, 0] == 5:
+            raise RuntimeError("out of memory")
+        return plain.run(rank, layer_id, rows)
+
+    [rank] = fleet.start(spec, run, has_rounds=True)
+    decoding, unlucky = fleet.attach(spec), fleet.attach(spec)
+    exchange(decoding, rows_to(spec, 3), layer_id=0, num_micro_batches=1)
+
+    with pytest.raises(ExchangeFailed, match="out of memory"):
+        exchange(unlucky, rows_to(spec, 5, 2000), kind=Kind.PREFILL, num_micro_batches=1)
+    exchange(decoding, rows_to(spec, 3), layer_id=1, num_micro_batches=1)
+
+    assert rank.num_units == 3
 
 
 def test_a_restarted_group_is_met_under_another_epoch(fleet: Fleet) -> None:

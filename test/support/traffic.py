@@ -42,9 +42,10 @@ def dispatch(link: Link, rows: Rows, **changes: Any) -> None:
         "layer_id": 1,
         "micro_batch_id": 0,
         "num_micro_batches": 4,
+        "kind": Kind.DECODE,
     }
     num_rows = rows.hidden_states.shape[0]
-    link.dispatch(Dispatch(**place | changes, num_rows=num_rows, kind=Kind.DECODE), rows)
+    link.dispatch(Dispatch(**place | changes, num_rows=num_rows), rows)
 
 
 def exchange(link: Link, rows: Rows, **changes: Any) -> Tensor:

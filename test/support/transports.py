@@ -205,6 +205,11 @@ class Rank:
         """Not looked at here."""
         return torch.zeros(1, dtype=torch.int64)
 
+    @property
+    def num_units(self) -> int:
+        """How many units were handed out."""
+        return self._order.num_units
+
     def _serve(self) -> None:
         try:
             self._loop.run()
@@ -223,9 +228,12 @@ class PausableOrder(RankOrder):
         )
         super().__init__(order.source, hub.order, num_followers=order.num_followers)
         self.is_paused = False
+        self.num_units = 0
 
     def next_unit(self, now_s: float) -> Unit | None:
-        return None if self.is_paused else super().next_unit(now_s)
+        unit = None if self.is_paused else super().next_unit(now_s)
+        self.num_units += unit is not None
+        return unit
 
     def wake_at_s(self, now_s: float) -> float | None:
         return now_s + TURN_S  # whoever pauses may resume at any time

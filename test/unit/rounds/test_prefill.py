@@ -125,6 +125,17 @@ def test_the_pieces_of_a_peer_that_died_are_not_run() -> None:
     assert bench.runs() is None
 
 
+def test_the_rest_of_a_prefill_that_was_declined_is_not_run() -> None:
+    bench = make_bench("a", "p")
+    start_decode(bench, "a")
+    member = bench.arrives("p", rows=250, is_prefill=True)
+    bench.runs()
+
+    bench.source.declined(member, bench.now)
+
+    assert bench.runs() is None
+
+
 def test_a_prefill_without_rows_is_answered() -> None:
     bench = make_bench("p")
     bench.arrives("p", rows=0, is_prefill=True)
