@@ -7,10 +7,12 @@ from typing import Any
 import msgspec
 
 from sglang_afd.mlp.board import Board, Counter, State
-from sglang_afd.mlp.group import LEASE_S, START_GRACE_S, Group, MemberReport
+from sglang_afd.mlp.group import LEASE_S, RENEW_S, START_GRACE_S, Group, MemberReport
 from sglang_afd.mlp.spare import WAITING
 
 NO_RANK = -1
+# For the ranks that a predecessor led: one that hangs without ending is asked first, each time.
+SUCCESSOR_GRACE_S = LEASE_S + 2 * RENEW_S
 LOOP_AGE_LIMIT_S = 60.0  # beyond it the loop counts as hanging; an expert run is shorter
 
 
@@ -47,12 +49,10 @@ class Place:
         self.report = msgspec.structs.replace(self.report, rank=rank)
 
     def lead(self, *, is_successor: bool) -> None:
-        """Become rank 0, which keeps the register.
-
-        The ranks that a predecessor led report within a lease.
-        """
+        """Become rank 0, which keeps the register."""
         self.take(0)
-        self.group = Group(self.report, grace_s=LEASE_S if is_successor else START_GRACE_S)
+        grace_s = SUCCESSOR_GRACE_S if is_successor else START_GRACE_S
+        self.group = Group(self.report, grace_s=grace_s)
 
     def serve(self, info: dict[str, Any], exchange_address: str) -> None:
         """The experts are loaded."""

@@ -129,7 +129,10 @@ class Attached(_Message, frozen=True, tag="attached"):
 
 
 class Refusal(_Message, frozen=True, tag="refusal"):
-    """MLP to attention: a handshake, or any other message, was declined; the connection stays."""
+    """MLP to attention, or rank 0 to another rank: a message was declined; the connection stays.
+
+    With EPOCH it may come unasked: the session has ended; attach again.
+    """
 
     code: RefusalCode
     message: str

@@ -5,8 +5,9 @@ import time
 import pytest
 
 from sglang_afd.mlp.board import Board, Counter, State
-from sglang_afd.mlp.group import START_GRACE_S, MemberReport
+from sglang_afd.mlp.group import RENEW_S, START_GRACE_S, MemberReport
 from sglang_afd.mlp.http import HttpOptions, make_place
+from sglang_afd.mlp.membership import TIMEOUT_S
 from sglang_afd.mlp.place import LOOP_AGE_LIMIT_S, NO_RANK, Place
 
 
@@ -108,3 +109,12 @@ def test_only_a_successor_gives_the_others_less_than_the_time_of_a_start() -> No
     assert first.group is not None and successor.group is not None
     assert first.group.grace_left_s() == pytest.approx(START_GRACE_S, abs=30)
     assert successor.group.grace_left_s() < START_GRACE_S / 2
+
+
+def test_a_successor_gives_a_rank_the_time_to_ask_a_predecessor_that_hangs() -> None:
+    successor, _ = place_of(NO_RANK, "http://main")
+
+    successor.lead(is_successor=True)
+
+    assert successor.group is not None
+    assert successor.group.grace_left_s() > TIMEOUT_S + RENEW_S
