@@ -111,6 +111,7 @@ class Bench:
         self.report["two_micro_batches_over_one"] = round(two / one, 4)
         self.report["overlap"] = {
             "ideal": round((NUM_LAYERS + 1) / (2 * NUM_LAYERS), 4),
+            "shortest": round(_shortest(runs[2]) / _shortest(runs[1]), 4),  # least disturbed
             "delay_ms": plan.overlap_ms,
             "one": _shown(runs[1]),
             "two": _shown(runs[2]),
@@ -260,6 +261,10 @@ def _shown(runs: Sequence[Measurement]) -> dict[str, Any]:
 
 def _median(values: Iterable[float]) -> float:
     return statistics.median(values)
+
+
+def _shortest(runs: Sequence[Measurement]) -> float:
+    return min(run.step_ms for run in runs)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
