@@ -24,6 +24,7 @@ def draw(points: Sequence[dict[str, Any]], num_layers: int, file: Path) -> None:
         panel.set_title(f"{number} attention : {num_mlp} MLP")
         panel.set_xlabel("expert delay / attention delay")
     panels[0][0].set_ylabel(f"time of a step of {num_layers} layers, ms")
+    panels[0][0].set_ylim(0, 1.05 * max(point["step_ms"] for point in points))
     panels[0][0].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(file, dpi=120)
@@ -42,5 +43,4 @@ def _draw_panel(panel: Any, points: Sequence[dict[str, Any]]) -> None:
     panel.plot(*zip(*ideal, strict=True), "k--", label="ideal: L m max(ta, te)")
     panel.plot(*zip(*in_turn, strict=True), "k:", label="both in turn: L m (ta + te)")
     panel.set_xscale("log", base=2)
-    panel.set_ylim(bottom=0)
     panel.grid(alpha=0.3)
