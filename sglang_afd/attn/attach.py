@@ -238,6 +238,8 @@ class Attacher:
             if self._fresh is link:  # the scheduler never took it
                 self._fresh = None
                 link.close()
+            if self._is_closing.is_set():
+                return
             self._stalled_since_s, self._loss = now_s, reason
             self._board.update(
                 state=LinkState.STALLED,

@@ -184,23 +184,27 @@ class Runtime:
         started_ns = time.monotonic_ns() if self._timeline is not None else 0
         while True:
             try:
-                total = self._link_or_raise().combine(micro_batch_id)
+                link = self._link_or_raise()
+                total = link.combine(micro_batch_id, limit_s=self._step_deadline_s)
                 break
             except ExchangeFailed:
                 raise
             except PeerLost:
+                self._check_time()
                 self._send_pending(waiting_since_s)
                 waiting_since_s = time.monotonic()
         del self._pending[micro_batch_id]
         if self._timeline is not None:
-            link = self._link_or_raise()
             self._timeline.combined(micro_batch_id, started_ns, link.epoch, link.received_ns)
-        if time.monotonic() > self._step_deadline_s:
+        self._check_time()
+        return total
+
+    def _check_time(self) -> None:
+        if time.monotonic() >= self._step_deadline_s:
             raise StallTimeout(
                 f"step {self._step} took longer than {MAX_STEP_SHARE:.0%} of --watchdog-timeout, "
                 f"after which SGLang would end this server"
             )
-        return total
 
     def _send_pending(self, waiting_since_s: float) -> None:
         """Wait for MLP servers, and send them every exchange that has no sum yet."""

@@ -7,6 +7,7 @@ docs/architecture.md.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -178,12 +179,16 @@ class Link(ABC):
         """
 
     @abstractmethod
-    def combine(self, micro_batch_id: int) -> Tensor:
+    def combine(self, micro_batch_id: int, *, limit_s: float = math.inf) -> Tensor:
         """Wait for the partial sums of every rank and add them in rank order.
+
+        Args:
+            micro_batch_id: Names the slot.
+            limit_s: `time.monotonic()` at which the wait ends, if the stall deadline is later.
 
         Returns: [T, H] in the agreed dtype, owned by the caller.
         Raises:
-            PeerLost: A rank is gone, failed on these rows, or missed the stall deadline.
+            PeerLost: A rank is gone, failed on these rows, or missed the deadline.
         """
 
     @abstractmethod

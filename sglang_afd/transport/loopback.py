@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -220,9 +221,9 @@ class LoopbackLink(Link):
         if self._lost is None and self._hubs:
             self._hubs[0].deliver(self._peer, [codec.encode(message)])
 
-    def combine(self, micro_batch_id: int) -> Tensor:
+    def combine(self, micro_batch_id: int, *, limit_s: float = math.inf) -> Tensor:
         """See `Link`."""
-        deadline = time.monotonic() + self._stall_timeout_s
+        deadline = min(time.monotonic() + self._stall_timeout_s, limit_s)
         while not self._slots.is_whole(micro_batch_id):
             try:
                 rank, frames = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))

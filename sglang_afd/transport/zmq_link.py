@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -83,17 +84,17 @@ class ZmqLink(Link):
         if self._lost is None and not self._closed:
             try_send(self._sockets[0], codec.encode(message))
 
-    def combine(self, micro_batch_id: int) -> Tensor:
+    def combine(self, micro_batch_id: int, *, limit_s: float = math.inf) -> Tensor:
         """See `Link`."""
-        deadline = time.monotonic() + self._options.stall_timeout_s
+        deadline_s = time.monotonic() + self._options.stall_timeout_s
+        in_time = f"within --afd-stall-timeout {self._options.stall_timeout_s:g} s"
+        if limit_s < deadline_s:
+            deadline_s, in_time = limit_s, "in the time that its step had left"
         while not self._slots.is_whole(micro_batch_id):
-            remaining_s = deadline - time.monotonic()
-            ready = self._poller.poll(remaining_s, spin_s=SPIN_S)
+            ready = self._poller.poll(deadline_s - time.monotonic(), spin_s=SPIN_S)
             if not ready:
-                self.mark_lost(
-                    f"MLP rank(s) {self._slots.missing(micro_batch_id)} did not reply within "
-                    f"--afd-stall-timeout {self._options.stall_timeout_s:g} s"
-                )
+                missing = self._slots.missing(micro_batch_id)
+                self.mark_lost(f"MLP rank(s) {missing} did not reply {in_time}")
             self.raise_if_lost()
             for socket, _ in ready:
                 self._receive(socket)

@@ -95,9 +95,12 @@ def rows_of_sequences(batch: ForwardBatch) -> Sequence[int] | None:
     """Rows of each sequence in this step, or None for a step that is never cut.
 
     Never cut are the kinds of steps that this version does not serve (speculative, split prefill),
-    batches that are padded or have images in them, and those whose lengths are on a GPU only.
+    batches that are padded or have images or several items to score in them, and those whose
+    lengths are on a GPU only.
     """
-    if batch.spec_info is not None or any(item is not None for item in batch.mm_inputs or ()):
+    if batch.spec_info is not None or batch.multi_item_delimiter_indices is not None:
+        return None
+    if any(item is not None for item in batch.mm_inputs or ()):
         return None
     rows: Sequence[int] | None
     if batch.forward_mode == ForwardMode.DECODE:

@@ -225,6 +225,37 @@ def test_losses_one_after_the_other_do_not_keep_a_step_longer_than_the_watchdog_
     assert time.monotonic() - started_s < PATIENCE_S / 2
 
 
+def test_a_rank_that_does_not_reply_keeps_no_step_longer_than_the_watchdog_allows(
+    fleet: Fleet, make_side: Callable[..., Side]
+) -> None:
+    [rank] = fleet.start(SPEC, ReferenceExperts(SPEC, 1, seed=1).run)
+    side = make_side(PATIENCE_S, watchdog_s=1.0)
+    side.wait_state(LinkState.READY)
+    rank.pause()
+    [rows] = some_rows(1)
+    started_s = time.monotonic()
+
+    with pytest.raises(StallTimeout, match="--watchdog-timeout"), side.runtime.step(1, Kind.DECODE):
+        side.send(0, 0, rows)
+        side.runtime.receive(0)
+
+    assert time.monotonic() - started_s < PATIENCE_S / 2
+    rank.resume()
+
+
+def test_a_server_that_stops_has_not_lost_its_mlp_servers(
+    fleet: Fleet, make_side: Callable[..., Side], caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet.start(SPEC, ReferenceExperts(SPEC, 1, seed=1).run)
+    side = make_side()
+    side.wait_state(LinkState.READY)
+
+    side.attacher.close()
+
+    assert side.board.read().num_losses == 0
+    assert "lost" not in caplog.text
+
+
 def test_a_loss_is_a_stall_for_as_long_as_requests_are_held_and_detached_afterwards(
     fleet: Fleet, make_side: Callable[..., Side]
 ) -> None:

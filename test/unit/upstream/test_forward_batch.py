@@ -176,6 +176,7 @@ def test_lengths_may_be_unknown_to_the_host() -> None:
         {"forward_mode": ForwardMode.IDLE},
         {"spec_info": object()},
         {"mm_inputs": [None, object(), None]},
+        {"multi_item_delimiter_indices": [torch.tensor([1])] * 3},
         {"positions": torch.arange(8)},  # padded
     ],
 )
