@@ -27,7 +27,7 @@ def capture_hidden_states() -> None:
 
 
 def watch() -> None:
-    """As above; the model returns auxiliary hidden states too."""
+    """What is cut is written down, faults can be switched on, and hidden states are captured."""
     capture_hidden_states()
     directory = Path(os.environ["TEST_MICRO_BATCHES"])
     _note_children(directory / "seen")

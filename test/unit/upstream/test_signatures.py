@@ -156,22 +156,34 @@ def attributes_of(name: str, file: Path) -> set[str]:
     }
 
 
+def missing_in(owner: type, names: set[str]) -> set[str]:
+    """Those that the class neither has nor sets on itself."""
+    source = inspect.getsource(owner)
+    return {
+        name
+        for name in names
+        if not hasattr(owner, name)
+        and f"self.{name} =" not in source
+        and f"self.{name}: " not in source
+    }
+
+
 def test_the_scheduler_has_every_attribute_that_we_touch() -> None:
     touched = attributes_of("scheduler", PACKAGE / "upstream" / "scheduler.py")
     touched |= attributes_of("scheduler", PACKAGE / "upstream" / "requests.py")
     touched |= attributes_of("scheduler", PACKAGE / "attn" / "recovery.py")
     touched |= attributes_of("owner", PACKAGE / "attn" / "scheduler.py")
-    source = inspect.getsource(scheduler.Scheduler)
 
-    missing = {
-        name
-        for name in touched
-        if not hasattr(scheduler.Scheduler, name)
-        and f"self.{name} =" not in source
-        and f"self.{name}: " not in source
-    }
     assert len(touched) > 10
-    assert missing == set()
+    assert missing_in(scheduler.Scheduler, touched) == set()
+
+
+def test_a_request_has_every_attribute_that_we_touch() -> None:
+    touched = attributes_of("req", PACKAGE / "upstream" / "requests.py")
+    touched |= attributes_of("req", PACKAGE / "upstream" / "scheduler.py")
+
+    assert len(touched) > 5
+    assert missing_in(requests.Req, touched) == set()
 
 
 def test_flush_cache_empties_what_we_empty_and_nothing_that_we_forgot() -> None:
@@ -202,7 +214,7 @@ def test_an_abort_carries_its_request_and_its_reason() -> None:
 def test_a_batch_knows_its_requests_and_its_mode() -> None:
     fields = set(scheduler.ScheduleBatch.__dataclass_fields__)
 
-    assert {"reqs", "forward_mode", "batch_is_full"} <= fields
+    assert {"reqs", "forward_mode", "batch_is_full", "extend_num_tokens"} <= fields
     assert callable(requests.Req.finished)
 
 
