@@ -13,6 +13,7 @@ from sglang_afd.upstream.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 PARKED_TURN_S = 0.05  # between two looks at what clients send, while no step can run
+MAX_ATTEMPTS = 3  # to get one more token for a request
 
 
 class Recovery:
@@ -24,6 +25,7 @@ class Recovery:
     def __init__(self, here: Runtime) -> None:
         self._here = here
         self._num_steps = -1  # that had been run when requests were retracted last
+        self._attempts: dict[str, tuple[int, int]] = {}  # tokens and attempts, of the last stall
 
     def after_failure(self, scheduler: Scheduler, error: PeerLost) -> None:
         """Every request fails: running these rows again would not help."""
@@ -33,13 +35,17 @@ class Recovery:
         """Retract what runs, and wait for MLP servers while SGLang goes on reading its input.
 
         The requests fail if nobody comes, or if they were retracted before and nothing has run
-        since: a request whose rows end the MLP servers must not do so for ever.
+        since; and each one that got no further in several attempts, whatever ran beside it: a
+        request whose rows end the MLP servers must not do so for ever.
         """
         if self._num_steps == self._here.num_steps:
             self._fail_all(scheduler, f"the MLP servers ran no step in two attempts ({error})")
             return
         self._num_steps = self._here.num_steps
-        num_retracted, num_failed = requests.retract_running_requests(scheduler)
+        before, self._attempts = self._attempts, {}
+        num_retracted, num_failed = requests.retract_running_requests(
+            scheduler, lambda rid, num_tokens: self._count_attempt(rid, num_tokens, before)
+        )
         self._count(retracted=num_retracted, failed=num_failed)
         logger.warning(
             "gave up a step: %s; %d request(s) wait to be prefilled again", error, num_retracted
@@ -49,6 +55,13 @@ class Recovery:
             self._fail_all(
                 scheduler, f"the MLP servers are away ({self._here.board.read().reason})"
             )
+
+    def _count_attempt(self, rid: str, num_tokens: int, before: dict[str, tuple[int, int]]) -> bool:
+        """Has this request had all its attempts?"""
+        had_tokens, attempts = before.get(rid, (num_tokens, 0))
+        attempts = attempts + 1 if had_tokens == num_tokens else 1
+        self._attempts[rid] = (num_tokens, attempts)
+        return attempts >= MAX_ATTEMPTS
 
     def _wait_attached(self, scheduler: Scheduler) -> bool:
         """False when the deadline has passed; True as well when SGLang is told to stop."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from http import HTTPStatus
 
@@ -42,7 +42,9 @@ def fail_all_requests(scheduler: Scheduler, message: str) -> int:
     return len(requests)
 
 
-def retract_running_requests(scheduler: Scheduler) -> tuple[int, int]:
+def retract_running_requests(
+    scheduler: Scheduler, is_hopeless: Callable[[str, int], bool]
+) -> tuple[int, int]:
     """Put every running request back in front of the queue, to be prefilled with its tokens so far.
 
     What a client has been sent is kept, and goes on where it ended: the results of the steps in
@@ -51,6 +53,7 @@ def retract_running_requests(scheduler: Scheduler) -> tuple[int, int]:
 
     Args:
         scheduler: Its event loop has ended with an exception and will be entered again.
+        is_hopeless: Told a request's id and how many tokens it has: should it be failed instead?
 
     Returns: How many requests were retracted, and how many had to be failed instead.
     """
@@ -59,14 +62,8 @@ def retract_running_requests(scheduler: Scheduler) -> tuple[int, int]:
     for req in _unfinished(_running_requests(scheduler)):
         if req is scheduler._pending_chunked_abort_req:  # its client has left
             scheduler.ipc_channels.send_to_tokenizer.send_output(AbortReq(rid=req.rid), req)
-        elif req.input_embeds is not None and req.output_ids:
-            # SGLang generates such a request anew after a retraction, perhaps with other tokens.
-            _fail(
-                scheduler,
-                req,
-                "the MLP servers were away for too long, and a request with input_embeds cannot go "
-                "on after that; send it again",
-            )
+        elif reason := _why_not_again(req, is_hopeless):
+            _fail(scheduler, req, reason)
             num_failed += 1
         else:
             retracted.append(req)
@@ -81,6 +78,20 @@ def retract_running_requests(scheduler: Scheduler) -> tuple[int, int]:
         req for req in scheduler.waiting_queue if id(req) not in waiting
     ]
     return len(retracted), num_failed
+
+
+def _why_not_again(req: Req, is_hopeless: Callable[[str, int], bool]) -> str:
+    if req.input_embeds is not None and req.output_ids:
+        # SGLang generates such a request anew after a retraction, perhaps with other tokens.
+        return (
+            "the MLP servers were away for too long, and a request with input_embeds cannot go on "
+            "after that; send it again"
+        )
+    if is_hopeless(req.rid, len(req.output_ids)):
+        return (
+            "the MLP servers went away each time that this request ran, so they may not survive it"
+        )
+    return ""
 
 
 def read_input(scheduler: Scheduler) -> None:

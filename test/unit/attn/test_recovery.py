@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ class Calls(list[tuple[str, ...]]):
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     calls = Calls()
 
-    def retract(scheduler: Any) -> tuple[int, int]:
+    def retract(scheduler: Any, is_hopeless: Callable[[str, int], bool]) -> tuple[int, int]:
         calls.append(("retract",))
         return 3, 1
 
@@ -105,6 +106,37 @@ def test_a_step_in_between_makes_it_another_stall(calls: Calls) -> None:
     recovery.after_stall(Scheduler(), ERROR)  # type: ignore[arg-type]
 
     assert calls == [("retract",), ("retract",)]
+
+
+def hopeless_at(monkeypatch: pytest.MonkeyPatch, num_tokens: list[int]) -> list[bool]:
+    """Of one request with so many tokens at each of several stalls, with steps between them."""
+    found: list[bool] = []
+    here = Runtime()
+    recovery_ = recover(here)
+    for number in num_tokens:
+
+        def retract(
+            scheduler: Any, is_hopeless: Callable[[str, int], bool], number: int = number
+        ) -> tuple[int, int]:
+            found.append(is_hopeless("a", number))
+            return 1, 0
+
+        monkeypatch.setattr(recovery.requests, "retract_running_requests", retract)
+        here.num_steps += 1
+        recovery_.after_stall(Scheduler(), ERROR)  # type: ignore[arg-type]
+    return found
+
+
+def test_a_request_that_gets_no_further_fails_whatever_runs_beside_it(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hopeless_at(monkeypatch, [0, 0, 0]) == [False, False, True]
+
+
+def test_a_request_that_gets_a_token_between_two_stalls_may_go_on(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hopeless_at(monkeypatch, [0, 0, 1, 1, 5, 6, 7]) == [False] * 7
 
 
 def test_requests_that_failed_leave_nothing_behind_for_those_that_come_later(calls: Calls) -> None:

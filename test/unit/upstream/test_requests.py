@@ -3,6 +3,7 @@ from __future__ import annotations
 import pkgutil
 from array import array
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,8 +67,10 @@ class Scheduler(SimpleNamespace):
         )
 
 
-def retract(scheduler: Scheduler) -> tuple[int, int]:
-    return requests.retract_running_requests(scheduler)  # type: ignore[arg-type]
+def retract(
+    scheduler: Scheduler, is_hopeless: Callable[[str, int], bool] = lambda rid, num_tokens: False
+) -> tuple[int, int]:
+    return requests.retract_running_requests(scheduler, is_hopeless)  # type: ignore[arg-type]
 
 
 def queue_of(scheduler: Scheduler) -> list[str]:
@@ -138,6 +141,18 @@ def test_embeddings_start_over_before_their_first_token_and_fail_after_it(
         assert "input_embeds" in abort.finished_reason["message"]
     else:
         assert (counts, queue_of(scheduler), scheduler.sent) == ((1, 0), ["a"], [])
+
+
+def test_a_request_without_hope_fails_and_the_others_wait() -> None:
+    bad, good = make_request("bad", [7, 8]), make_request("good", [7])
+    scheduler = Scheduler(running=[bad, good])
+
+    counts = retract(scheduler, lambda rid, num_tokens: num_tokens == 2)
+
+    [(rid, abort)] = scheduler.sent
+    assert (counts, queue_of(scheduler), rid) == ((1, 1), ["good"], "bad")
+    assert abort.finished_reason["status_code"] == 503
+    assert "each time that this request ran" in abort.finished_reason["message"]
 
 
 def test_a_request_whose_client_left_during_its_prefill_ends_there() -> None:
