@@ -38,7 +38,7 @@ def router(
             process.terminate()
             process.wait(20)
     for attn in qwen3_pair.attn:
-        attn.wait("/afd/v1/status", lambda body: body["state"] == "detached")
+        attn.wait("/afd/v1/status", lambda body: body["state"] != "ready")
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ def _mlp_group(
         _forget_prefixes(pair)
         yield ranks
     for attn in pair.attn:
-        attn.wait("/afd/v1/status", lambda body: body["state"] == "detached")
+        attn.wait("/afd/v1/status", lambda body: body["state"] != "ready")
     _forget_prefixes(pair)
 
 
