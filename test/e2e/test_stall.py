@@ -295,4 +295,5 @@ def test_other_rows_or_tokens_after_a_stall_would_be_noticed(
 
         tokens = [stream.finish() for stream in streams]
         errors = [stream.error for stream in streams if stream.error is not None]
+        assert all("tokens were taken back" in error for error in errors), errors
         assert tokens != expected or errors
