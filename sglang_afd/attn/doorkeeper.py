@@ -31,6 +31,8 @@ _NEEDS_EXPERTS = frozenset(
         "/encode",
         "/invocations",
         "/classify",
+        "/v1/audio/transcriptions",
+        "/v1/classify",
         "/v1/responses",
         "/v1/messages",
     }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Sequence
 
 import msgspec
 
+from sglang_afd.config import ROUNDS_VARIABLE
 from sglang_afd.mlp.board import Board
 from sglang_afd.protocol.messages import RunUnit
 from sglang_afd.rounds.arrival import ArrivalQueue
@@ -13,6 +15,10 @@ from sglang_afd.rounds.follower import FollowerQueue
 from sglang_afd.rounds.orders import UnitOrder, order_of
 from sglang_afd.rounds.rounds import Rounds
 from sglang_afd.rounds.units import Intent, Member, Unit, UnitSource
+
+logger = logging.getLogger(__name__)
+
+LONG_S = 5.0  # rows that wait so long for ranks to follow deserve a line in the log
 
 
 class RankOrder:
@@ -34,6 +40,8 @@ class RankOrder:
         self.num_followers = num_followers
         self._followers: set[int] = set()
         self._epochs: dict[Hashable, int] = {}
+        self._waiting_since_s: float | None = None  # rows, for ranks that do not follow yet
+        self._has_warned = False
 
     def peer_attached(self, peer: Hashable, epoch: int, now_s: float) -> None:
         """See `UnitSource`."""
@@ -48,6 +56,8 @@ class RankOrder:
     def arrived(self, member: Member, now_s: float) -> None:
         """See `UnitSource`."""
         self.source.arrived(member, now_s)
+        if not self._is_whole and self._waiting_since_s is None:
+            self._waiting_since_s = now_s
 
     def announced(self, intent: Intent, now_s: float) -> None:
         """See `UnitSource`."""
@@ -68,6 +78,8 @@ class RankOrder:
     def follower_joined(self, rank: int) -> None:
         """A rank will hear every unit from now on."""
         self._followers.add(rank)
+        if self._is_whole:
+            self._waiting_since_s, self._has_warned = None, False
 
     def follower_gone(self, rank: int) -> None:
         """A rank will hear nothing any more."""
@@ -76,6 +88,7 @@ class RankOrder:
     def next_unit(self, now_s: float) -> Unit | None:
         """See `UnitSource`; the other ranks know of it when this returns."""
         if not self._is_whole:
+            self._warn_after(now_s)
             return None
         unit = self.source.next_unit(now_s)
         if unit is not None and self.num_followers and not unit.is_prefill:
@@ -100,6 +113,20 @@ class RankOrder:
         """Write what was counted to the board."""
         if isinstance(self.source, Rounds | FollowerQueue):
             board.show_rounds(self.source.counters)
+
+    def _warn_after(self, now_s: float) -> None:
+        since_s = self._waiting_since_s
+        if since_s is None or self._has_warned or now_s < since_s + LONG_S:
+            return
+        self._has_warned = True
+        missing = [rank for rank in range(1, self.num_followers + 1) if rank not in self._followers]
+        logger.warning(
+            "rows have waited for %g s, since MLP rank(s) %s do not follow this one; can they "
+            "reach its exchange address, and is %s the same on every rank?",
+            LONG_S,
+            missing,
+            ROUNDS_VARIABLE,
+        )
 
     @property
     def _is_whole(self) -> bool:
