@@ -84,8 +84,7 @@ def _peers_per_decode_run(
     ]
 
 
-@pytest.mark.parametrize("num_micro_batches", [1, 2])
-@pytest.mark.parametrize("ranks", [1, 2], indirect=True)
+@pytest.mark.parametrize(("ranks", "num_micro_batches"), [(1, 1), (2, 2)], indirect=["ranks"])
 def test_an_expert_run_serves_four_aligned_peers(
     peers: Crowd, ranks: list[Server], num_micro_batches: int
 ) -> None:

@@ -42,6 +42,8 @@ def files(
         (written,) = directory.glob("attn-*.json")
         wait_until(lambda: len(_named(written, "combine")) >= num_served, "all is written", 20)
         attn.signal(signal.SIGKILL)
+        for rank in ranks:
+            rank.stop()
     yield sorted(directory.glob("*.json"))
 
 
