@@ -36,6 +36,7 @@ class Announcer:
 
     def __init__(self) -> None:
         self._told: StepIntent | None = None  # None when nothing is expected of us
+        self._begun = 0  # the last step that was launched
 
     @property
     def is_awaited(self) -> bool:
@@ -46,6 +47,7 @@ class Announcer:
         self, link: Announcing, step: int, kind: Kind, num_rows: int, num_micro_batches: int
     ) -> None:
         """The scheduler launches this step."""
+        self._begun = step
         self._tell(link, step, kind, num_rows, num_micro_batches)
 
     def step_launched(
@@ -61,7 +63,7 @@ class Announcer:
         """Nothing is to come; said once."""
         told, self._told = self._told, None
         if link is not None and isinstance(told, StepIntent):
-            link.announce(Withdrawal(epoch=link.epoch, step=told.step))
+            link.announce(Withdrawal(epoch=link.epoch, step=self._begun + 1))
 
     def _tell(
         self, link: Announcing, step: int, kind: Kind, num_rows: int, num_micro_batches: int

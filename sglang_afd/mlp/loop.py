@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sglang_afd.mlp.board import Board, Counter, State
 from sglang_afd.mlp.rank_order import RankOrder
-from sglang_afd.protocol.messages import Kind, RefusalCode, StepIntent
+from sglang_afd.protocol.messages import Kind, RefusalCode, StepIntent, Withdrawal
 from sglang_afd.rounds.units import Intent, Member, Unit
 from sglang_afd.trace.mlp import MlpTimeline
 from sglang_afd.transport.base import (
@@ -115,10 +115,8 @@ class Loop:
                     self._timeline.arrived(member)
                 self._exchanges[member] = exchange
                 self._order.arrived(member, now_s)
-            case Announced(peer=peer, message=StepIntent() as intent):
-                self._order.announced(_intent(peer, intent), now_s)
-            case Announced(peer=peer):
-                self._order.withdrawn(peer, now_s)
+            case Announced(peer=peer, message=message):
+                self._note(peer, message, now_s)
             case PeerAttached():
                 self._meet(event, now_s)
             case PeerGone():
@@ -141,6 +139,15 @@ class Loop:
             self._order.ordered(event.order)
         else:
             self._order.leader_changed(now_s)
+
+    def _note(self, peer: bytes, message: StepIntent | Withdrawal, now_s: float) -> None:
+        match message:
+            case StepIntent():
+                self._order.announced(_intent(peer, message), now_s)
+            case Withdrawal():
+                self._order.withdrawn(peer, now_s, message.step)
+            case _:
+                assert_never(message)
 
     def _meet(self, event: PeerAttached, now_s: float) -> None:
         self._words[Counter.PEERS] += 1

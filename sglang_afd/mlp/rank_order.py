@@ -63,9 +63,9 @@ class RankOrder:
         """See `UnitSource`."""
         self.source.announced(intent, now_s)
 
-    def withdrawn(self, peer: Hashable, now_s: float) -> None:
+    def withdrawn(self, peer: Hashable, now_s: float, first_step: int = 0) -> None:
         """See `UnitSource`."""
-        self.source.withdrawn(peer, now_s)
+        self.source.withdrawn(peer, now_s, first_step)
 
     def finished(self, unit: Unit, now_s: float) -> None:
         """See `UnitSource`."""

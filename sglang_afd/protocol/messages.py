@@ -107,7 +107,7 @@ class Withdrawal(_Message, frozen=True, tag="withdrawal"):
     """Attention to rank 0: no step is to come; the scheduler is idle."""
 
     epoch: int
-    step: int  # the last that was announced
+    step: int  # the first that is not to come
 
 
 class Challenge(_Message, frozen=True, tag="challenge"):

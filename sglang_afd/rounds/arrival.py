@@ -27,7 +27,7 @@ class ArrivalQueue:
     def announced(self, intent: Intent, now_s: float) -> None:
         """See `UnitSource`; nobody is waited for."""
 
-    def withdrawn(self, peer: Hashable, now_s: float) -> None:
+    def withdrawn(self, peer: Hashable, now_s: float, first_step: int = 0) -> None:
         """See `UnitSource`; nobody was waited for."""
 
     def arrived(self, member: Member, now_s: float) -> None:

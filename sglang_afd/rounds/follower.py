@@ -53,7 +53,7 @@ class FollowerQueue:
     def announced(self, intent: Intent, now_s: float) -> None:
         """See `UnitSource`; the leader decides who is waited for."""
 
-    def withdrawn(self, peer: Hashable, now_s: float) -> None:
+    def withdrawn(self, peer: Hashable, now_s: float, first_step: int = 0) -> None:
         """See `UnitSource`; the leader decides who is waited for."""
 
     def arrived(self, member: Member, now_s: float) -> None:

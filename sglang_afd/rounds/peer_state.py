@@ -11,6 +11,8 @@ from sglang_afd.rounds.units import Intent, Member
 Position = tuple[int, int]  # index of the layer, micro-batch: the order in which rows leave a peer
 FIRST: Position = (0, 0)
 
+MAX_INTENTS = 4  # a scheduler is one or two steps ahead; more are of a peer that errs
+
 
 class Place(Enum):
     """Where a peer's decode step is."""
@@ -43,10 +45,10 @@ class PeerState:
     micro_batch_ids: set[int] = field(default_factory=set)
     step: int = -1  # of the last exchange
     replied_s: float | None = None  # when its last reply left
-    announced: Intent | None = None  # of a step none of whose rows have come
+    intents: list[Intent] = field(default_factory=list)  # of steps none of whose rows have come
     has_decoded: bool = False  # its last step was a decode step, and has ended
     is_prefilling: bool = False
-    is_withdrawn: bool = False  # it said that no step is to come
+    quiet_from: int | None = None  # the first step that it said is not to come
     was_idle: bool = False  # since its last step: what passed is no host gap
     was_missed: bool = False  # waited for in vain; not again until it shows up
 
@@ -61,7 +63,12 @@ class PeerState:
             return False
         if self.announced is not None:
             return not self.announced.is_prefill
-        return self.has_decoded and not self.is_withdrawn
+        return self.has_decoded and (self.quiet_from is None or self.step + 1 < self.quiet_from)
+
+    @property
+    def announced(self) -> Intent | None:
+        """Of its next step. Under an overlap scheduler the one after it may be known, too."""
+        return self.intents[0] if self.intents else None
 
     @property
     def is_decoding(self) -> bool:
@@ -81,13 +88,17 @@ class PeerState:
     def announce(self, intent: Intent) -> None:
         """Note a step to come; one whose rows are here already says nothing new."""
         if intent.step > self.step:
-            self.announced = intent
-            self.is_withdrawn = False
+            others = [other for other in self.intents if other.step != intent.step]
+            by_step = sorted([*others, intent], key=lambda other: other.step)
+            self.intents = by_step[-MAX_INTENTS:]
+            if self.quiet_from is not None and intent.step >= self.quiet_from:
+                self.quiet_from = None
 
-    def withdraw(self) -> None:
-        """No step is to come."""
-        self.announced = None
-        self.is_withdrawn = self.was_idle = True
+    def withdraw(self, first_step: int) -> None:
+        """No step is to come from `first_step` on."""
+        self.intents = [intent for intent in self.intents if intent.step < first_step]
+        self.quiet_from = first_step
+        self.was_idle = not self.intents
 
     def prefills(self, step: int) -> None:
         """Rows of a prefill are here."""
@@ -97,8 +108,9 @@ class PeerState:
     def shows_up(self, step: int) -> None:
         """Rows of `step` are here."""
         if step != self.step:
-            self.has_decoded = self.is_withdrawn = False
+            self.has_decoded = False
+            if self.quiet_from is not None and step >= self.quiet_from:
+                self.quiet_from = None
         self.step = step
         self.was_missed = False
-        if self.announced is not None and self.announced.step <= step:
-            self.announced = None
+        self.intents = [intent for intent in self.intents if intent.step > step]

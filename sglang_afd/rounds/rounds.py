@@ -56,10 +56,10 @@ class Rounds:
             state.announce(intent)
             self._has_changed = True
 
-    def withdrawn(self, peer: Hashable, now_s: float) -> None:
+    def withdrawn(self, peer: Hashable, now_s: float, first_step: int = 0) -> None:
         """See `UnitSource`."""
         if (state := self._peers.get(peer)) is not None:
-            state.withdraw()
+            state.withdraw(first_step)
             self._has_changed = True
 
     def arrived(self, member: Member, now_s: float) -> None:

@@ -63,8 +63,8 @@ class UnitSource(Protocol):
     def announced(self, intent: Intent, now_s: float) -> None:
         """A peer's scheduler announced a step."""
 
-    def withdrawn(self, peer: Hashable, now_s: float) -> None:
-        """A peer has no step to come: it is idle."""
+    def withdrawn(self, peer: Hashable, now_s: float, first_step: int = 0) -> None:
+        """A peer has no step to come from `first_step` on: it will be idle."""
 
     def arrived(self, member: Member, now_s: float) -> None:
         """The rows of `member` are here."""

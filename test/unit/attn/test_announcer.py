@@ -58,7 +58,7 @@ def test_the_last_step_is_followed_by_one_withdrawal() -> None:
     announcer.idle(wire)
     announcer.idle(wire)
 
-    assert wire.said == [intent(5), Withdrawal(epoch=7, step=5)]
+    assert wire.said == [intent(5), Withdrawal(epoch=7, step=6)]
 
 
 def test_a_server_that_never_had_a_step_says_nothing() -> None:

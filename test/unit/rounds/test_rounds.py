@@ -193,6 +193,35 @@ def test_a_withdrawn_peer_is_not_waited_for() -> None:
     assert bench.peers() == ["a"]
 
 
+def test_what_is_said_of_the_step_after_the_next_does_not_hide_the_next() -> None:
+    """An overlap scheduler launches a step while the one before it has not sent its rows."""
+    for say in (
+        lambda bench: bench.announces("b", 8, is_prefill=True),
+        lambda bench: bench.source.withdrawn("b", bench.now, 8),
+    ):
+        bench = make_steady_bench("ab")
+        bench.announces("b", 7)
+        say(bench)
+        bench.arrives("a", step=7)
+        alone = bench.source.next_unit(bench.now)
+        bench.arrives("b", step=7)
+
+        assert (alone, bench.peers()) == (None, ["a", "b"])
+
+
+def test_a_withdrawal_that_comes_before_the_last_step_counts_after_it() -> None:
+    bench = make_bench("a", "b")
+    bench.announces("b", 1)
+    bench.source.withdrawn("b", bench.now, 2)
+    bench.arrives("a")
+    bench.arrives("b")
+    walk(bench, "ab", range(LAYERS), step=1)
+    bench.passes(MS)
+    bench.arrives("a", step=2)
+
+    assert bench.peers() == ["a"]
+
+
 def test_a_withdrawal_during_the_last_step_counts_after_it() -> None:
     bench = make_bench("a", "b")
     bench.arrives("a")
