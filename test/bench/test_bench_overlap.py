@@ -47,7 +47,6 @@ def short_directory() -> Iterator[Path]:
         yield Path(directory)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_counters_prove_that_no_delay_was_skipped(short_directory: Path, tmp_path: Path) -> None:
     plot = tmp_path / "sweep.png"
@@ -92,7 +91,6 @@ def _check_rounds(runs: dict[str, Any]) -> None:
     assert four["expert_runs"] < four["exchanges"]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_skipped_delay_is_reported(short_directory: Path) -> None:
     done = subprocess.run(
@@ -108,7 +106,6 @@ def test_a_skipped_delay_is_reported(short_directory: Path) -> None:
     assert any("delayed runs" in fault for fault in faults), faults
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_killed_benchmark_leaves_nothing_behind(short_directory: Path) -> None:
     process = subprocess.Popen(
