@@ -7,7 +7,7 @@ GPU_PYTHON ?= python3
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-quick test-bench test-gpu lint format clean
+.PHONY: help env demo test test-quick test-all test-gpu lint format clean
 
 help: ## list these commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -28,15 +28,15 @@ format: env ## format the code and fix what ruff can fix
 	$(RUN) -m ruff format
 	$(RUN) -m ruff check --fix
 
-test: env ## run lint and every test of the servers that needs no GPU; failing lint does not hide the tests' results
-	@$(MAKE) --no-print-directory lint; lint=$$?; $(RUN) -m pytest && exit $$lint
+test: env ## run lint and the tests that need no GPU, but for the slow ones; failing lint does not hide the tests' results
+	@$(MAKE) --no-print-directory lint; lint=$$?; $(RUN) -m pytest -m "not slow" && exit $$lint
 
 test-quick: env ## run the unit and contract tests, and one fleet of real servers
 	$(RUN) -m pytest -m "not slow" test/unit test/contract \
 		"test/e2e/test_token_identity.py::test_qwen3_moe_is_token_identical[1]"
 
-test-bench: env ## run the tests of the benchmarks, which start servers of their own
-	$(RUN) -m pytest test/bench
+test-all: env ## run every test that needs no GPU, those of the benchmarks too
+	$(RUN) -m pytest test/unit test/contract test/multiproc test/e2e test/bench
 
 test-gpu: ## run the GPU tests, in GPU_PYTHON
 	$(GPU_PYTHON) -m pytest -m gpu test/gpu

@@ -30,7 +30,6 @@ def processes_marked(mark: str) -> list[str]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 60)
 def test_a_prompt_is_answered_and_no_process_is_left() -> None:
     mark = uuid.uuid4().hex

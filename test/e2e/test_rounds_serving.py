@@ -133,6 +133,7 @@ def test_nobody_starves_among_peers_of_unequal_speed(peers: Crowd) -> None:
     assert _starving(peers) == []
 
 
+@pytest.mark.slow
 def test_a_neglected_peer_would_be_noticed(
     zygote: Zygote, qwen3: Path, trace: Path, tmp_path: Path
 ) -> None:

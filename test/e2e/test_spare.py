@@ -139,6 +139,7 @@ def test_a_spare_takes_the_experts_of_a_dead_rank_and_no_stream_loses_a_token(gr
     assert differences(group.oracle.one_by_one, ask_one_by_one(attn.url)) == []
 
 
+@pytest.mark.slow
 def test_a_spare_becomes_rank_0_and_the_old_one_returns_as_a_spare(groups: Any) -> None:
     group = groups(num_ranks=1, num_spares=1)
     first, spare, attn = group.start_rank(0), group.start_spare(0), group.start_attn()
@@ -161,6 +162,7 @@ def test_a_spare_becomes_rank_0_and_the_old_one_returns_as_a_spare(groups: Any) 
         assert attn.get("/afd/v1/status")[1]["num_losses"] == losses
 
 
+@pytest.mark.slow
 def test_when_every_rank_dies_two_spares_take_a_place_each(groups: Any) -> None:
     group = groups(num_ranks=2, num_spares=2)
     ranks = [group.start_rank(0), group.start_rank(1)]
@@ -180,6 +182,7 @@ def test_when_every_rank_dies_two_spares_take_a_place_each(groups: Any) -> None:
     assert differences(group.oracle.one_by_one, ask_one_by_one(attn.url)) == []
 
 
+@pytest.mark.slow
 def test_a_spare_with_the_wrong_experts_would_be_noticed(groups: Any) -> None:
     group = groups(num_ranks=2, num_spares=1)
     ranks = [group.start_rank(0), group.start_rank(1)]

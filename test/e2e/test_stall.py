@@ -126,6 +126,7 @@ def test_killed_mlp_servers_that_restart_cost_32_streams_a_pause_and_not_a_token
         assert _status(attn)["num_failed_requests"] == 0
 
 
+@pytest.mark.slow
 def test_mlp_servers_that_die_twice_cost_two_pauses(
     zygote: Zygote, pair: AttnPair, expected: list[list[int]]
 ) -> None:
@@ -147,6 +148,7 @@ def test_mlp_servers_that_die_twice_cost_two_pauses(
         assert _status(attn)["num_losses"] == losses + 2
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_during_a_prefill_costs_a_pause(zygote: Zygote, pair: AttnPair) -> None:
     attn = pair.attn[0]
     with _mlp(zygote, pair) as ranks:
@@ -275,6 +277,7 @@ def test_requests_end_with_503_when_nobody_comes_back_and_the_server_serves_agai
     assert differences(pair.oracle.one_by_one, got) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", ["send_zeros_again", "change_a_token"])
 def test_other_rows_or_tokens_after_a_stall_would_be_noticed(
     zygote: Zygote, pair: AttnPair, expected: list[list[int]], plant: str
