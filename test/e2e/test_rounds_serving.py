@@ -102,7 +102,9 @@ def test_without_rounds_an_expert_run_serves_one_peer(
         _mlp_group(zygote, qwen3, 1, env={ROUNDS_VARIABLE: "off"}) as ranks,
         replay.crowd(zygote, qwen3, trace, ranks[0].port, tmp_path) as peers,
     ):
-        assert _peers_per_decode_run(ranks, peers) == [1.0]
+        [density] = _peers_per_decode_run(ranks, peers)
+        # The counters are read without a lock, so one may be a unit ahead of the other.
+        assert abs(density - 1.0) < 0.01, density
 
 
 def _starving(peers: Crowd) -> list[str]:
