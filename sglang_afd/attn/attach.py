@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-import msgspec
-
 from sglang_afd.attn.status import LinkState, StatusBoard
 from sglang_afd.config import check_exchange_address, split_urls
 from sglang_afd.errors import AfdError, ConfigError, PeerLost, Refused, StallTimeout
 from sglang_afd.protocol import auth
-from sglang_afd.transport import server_info
 from sglang_afd.transport.addresses import replace_wildcard
+from sglang_afd.transport.server_info import fetch_info
 from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
 
 logger = logging.getLogger(__name__)
@@ -281,29 +279,3 @@ def _together(failures: list[AfdError]) -> AfdError:
     if all(isinstance(failure, ConfigError) for failure in failures):
         return ConfigError(text)
     return PeerLost(text)  # one of them may still come
-
-
-class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank of the group, in rank 0's answer."""
-
-    rank: int
-    exchange_address: str
-
-
-class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What of `/server_info` matters here; other fields may be there."""
-
-    role: str = ""
-    state: str = ""
-    ep_rank: int = -1
-    group: tuple[Member, ...] | None = None  # rank 0 only
-    missing_ranks: tuple[int, ...] = ()
-
-
-def fetch_info(url: str) -> ServerInfo:
-    """`/server_info` of an MLP server.
-
-    Raises:
-        PeerLost: Nothing answers there, or not with JSON.
-    """
-    return server_info.fetch_info(url, ServerInfo)

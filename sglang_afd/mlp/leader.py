@@ -5,21 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-import msgspec
-
 from sglang_afd.errors import PeerLost
 from sglang_afd.transport.addresses import replace_wildcard
 from sglang_afd.transport.server_info import fetch_info
-
-
-class _Member(msgspec.Struct, frozen=True, kw_only=True):
-    rank: int
-    boot_id: str
-    exchange_address: str
-
-
-class _Info(msgspec.Struct, frozen=True, kw_only=True):
-    group: tuple[_Member, ...] = ()
 
 
 def find_leader(urls: Sequence[str], boot_id: str) -> str:
@@ -35,7 +23,7 @@ def find_leader(urls: Sequence[str], boot_id: str) -> str:
     failures = []
     for url in urls:
         try:
-            group = {member.rank: member for member in fetch_info(url, _Info).group}
+            group = {member.rank: member for member in fetch_info(url).group or ()}
         except PeerLost as error:
             failures.append(str(error))
             continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import urllib.request
-from typing import TypeVar
 
 import msgspec
 
@@ -13,14 +12,31 @@ from sglang_afd.errors import PeerLost
 TIMEOUT_S = 3.0
 MAX_INFO_BYTES = 4 * 1024 * 1024
 
-_Info = TypeVar("_Info")
 # NOTE: urllib would go through the proxy that the environment names, which may not reach a server
 # of ours; aiohttp does not.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def fetch_info(url: str, kind: type[_Info]) -> _Info:
-    """`/server_info` of an MLP server, as `kind`, which may leave fields out.
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of the group, in rank 0's answer."""
+
+    rank: int
+    boot_id: str = ""
+    exchange_address: str
+
+
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What of `/server_info` matters to whoever exchanges rows; other fields may be there."""
+
+    role: str = ""
+    state: str = ""
+    ep_rank: int = -1
+    group: tuple[Member, ...] | None = None  # rank 0 only
+    missing_ranks: tuple[int, ...] = ()
+
+
+def fetch_info(url: str) -> ServerInfo:
+    """`/server_info` of an MLP server.
 
     Raises:
         PeerLost: Nothing answers there, or not with JSON that fits.
@@ -31,6 +47,6 @@ def fetch_info(url: str, kind: type[_Info]) -> _Info:
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise PeerLost(f"no MLP server answers at {url}: {error!r}") from None
     try:
-        return msgspec.json.decode(text, type=kind)
+        return msgspec.json.decode(text, type=ServerInfo)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise PeerLost(f"{url}/server_info is not an MLP server's answer: {error}") from None

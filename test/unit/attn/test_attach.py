@@ -11,9 +11,10 @@ import pytest
 from peers import SECRET, SPEC
 
 from sglang_afd.attn import attach
-from sglang_afd.attn.attach import Attacher, ServerInfo, fetch_info
+from sglang_afd.attn.attach import Attacher
 from sglang_afd.attn.status import StatusBoard
 from sglang_afd.errors import ConfigError, PeerLost
+from sglang_afd.transport.server_info import ServerInfo, fetch_info
 from sglang_afd.transport.zmq_link import LinkOptions
 
 INFO: dict[str, Any] = {

@@ -16,7 +16,7 @@ from traffic import SEED, random_rows
 from transports import PATIENCE_S, Fleet, ReferenceExperts, Zmq
 
 from sglang_afd.attn import attach
-from sglang_afd.attn.attach import Attacher, Member, ServerInfo
+from sglang_afd.attn.attach import Attacher
 from sglang_afd.attn.micro_batch import MicroBatch
 from sglang_afd.attn.runtime import Runtime
 from sglang_afd.attn.status import LinkState, StatusBoard
@@ -24,6 +24,7 @@ from sglang_afd.config import AfdConfig, Role
 from sglang_afd.errors import ExchangeFailed, PeerLost, StallTimeout
 from sglang_afd.protocol.messages import Kind
 from sglang_afd.transport.base import Arrived, Rows
+from sglang_afd.transport.server_info import Member, ServerInfo
 from sglang_afd.transport.zmq_link import LinkOptions
 from sglang_afd.upstream.server_args import ServerArgs
 
