@@ -41,7 +41,7 @@ class Announcer:
     @property
     def is_awaited(self) -> bool:
         """Does rank 0 expect a step?"""
-        return isinstance(self._told, StepIntent)
+        return self._told is not None
 
     def step_begins(
         self, link: Announcing, step: int, kind: Kind, num_rows: int, num_micro_batches: int
@@ -62,7 +62,7 @@ class Announcer:
     def idle(self, link: Announcing | None) -> None:
         """Nothing is to come; said once."""
         told, self._told = self._told, None
-        if link is not None and isinstance(told, StepIntent):
+        if link is not None and told is not None:
             link.announce(Withdrawal(epoch=link.epoch, step=self._begun + 1))
 
     def _tell(

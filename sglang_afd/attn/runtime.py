@@ -231,7 +231,7 @@ class Runtime:
             layer_id=pending.layer_id,
             micro_batch_id=micro_batch_id,
             num_rows=pending.rows.hidden_states.shape[0],
-            kind=self._kind_of(pending.micro_batch.most_rows),
+            kind=self._kind_of(self._kind, pending.micro_batch.most_rows),
             num_micro_batches=pending.micro_batch.number,
         )
         started_ns = time.monotonic_ns() if self._timeline is not None else 0
@@ -242,15 +242,14 @@ class Runtime:
     def _plan(self, kind: Kind, num_rows: int) -> tuple[Kind, int]:
         """As what and in how many micro-batches a step of so many rows will be sent."""
         number = max(1, self.choice.choose(num_rows, is_prefill=kind is Kind.PREFILL))
-        is_in_pieces = num_rows > number * self.max_rows
-        return (Kind.PREFILL if is_in_pieces else kind), number
+        return self._kind_of(kind, -(-num_rows // number)), number
 
-    def _kind_of(self, most_rows: int) -> Kind:
+    def _kind_of(self, kind: Kind, most_rows: int) -> Kind:
         """Of a step whose largest micro-batch has `most_rows`: what goes in pieces joins no round.
 
         All exchanges of a step are of one kind, so that none is waited for in vain.
         """
-        return Kind.PREFILL if most_rows > self.max_rows else self._kind
+        return Kind.PREFILL if most_rows > self.max_rows else kind
 
     def _end_step(self) -> None:
         if self._pending and self._link is not None:

@@ -104,7 +104,7 @@ class StepIntent(_Message, frozen=True, tag="step_intent"):
 
 
 class Withdrawal(_Message, frozen=True, tag="withdrawal"):
-    """Attention to rank 0: no step is to come; the scheduler is idle."""
+    """Attention to rank 0: no step is to come; the scheduler goes idle."""
 
     epoch: int
     step: int  # the first that is not to come

@@ -112,7 +112,7 @@ class Sessions:
 
     def expel(self, reason: str) -> tuple[list[Event], list[Message]]:
         """End every attention server's session; returns that, and what to tell each."""
-        attached = [peer for peer in self._sessions if peer not in self._followers.values()]
+        attached = [peer for peer, session in self._sessions.items() if session.follower_rank == -1]
         return self._send_away(attached, reason)
 
     def combine_frames(self, exchange: Exchange, partial: Tensor) -> list[Frame]:

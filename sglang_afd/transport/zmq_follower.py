@@ -49,16 +49,19 @@ class ZmqFollower:
         connection = self._connection
         return [connection.socket, connection.monitor] if connection is not None else []
 
+    def adopt(self) -> list[Event]:
+        """Take over a connection that was made meanwhile; in the loop's thread."""
+        if self._connection is not None:
+            return []
+        try:
+            self._connection = self._fresh.get_nowait()
+        except queue.Empty:
+            return []
+        return [LeaderFound()]
+
     def take(self) -> list[Event]:
         """What rank 0 said, without waiting; in the loop's thread."""
-        events: list[Event] = []
-        if self._connection is None:
-            try:
-                self._connection = self._fresh.get_nowait()
-            except queue.Empty:
-                return []
-            events.append(LeaderFound())
-        return events + self._read(self._connection)
+        return self._read(self._connection) if self._connection is not None else []
 
     def close(self) -> None:
         """Free everything; in the loop's thread."""

@@ -61,9 +61,10 @@ class ZmqHub(Hub):
     def poll(self, timeout_s: float) -> list[Event]:
         """See `Hub`."""
         events, self._unreachable = self._unreachable, []
+        leader: list[zmq.Socket[bytes]] = []
         if self._follower is not None:
-            events += self._follower.take()
-        leader = self._follower.sockets if self._follower is not None else []
+            events += self._follower.adopt()
+            leader = self._follower.sockets
         timeout_s = 0.0 if events else timeout_s
         if not self._poller.poll(timeout_s, spin_s=self._spin_s(), also=leader):
             return events

@@ -89,6 +89,7 @@ _NOT_READ = frozenset(
     }
 )
 _KNOWN = _SAME | _BY_ROW | _BY_SEQUENCE | _OWN | _NOT_READ
+_UNKNOWN = [field for field in dataclasses.fields(ForwardBatch) if field.name not in _KNOWN]
 
 
 def rows_of_sequences(batch: ForwardBatch) -> Sequence[int] | None:
@@ -143,11 +144,7 @@ def make_child(batch: ForwardBatch, rows: Sequence[int], part: Part) -> ForwardB
 
 
 def _refuse_unknown(batch: ForwardBatch) -> None:
-    unknown = sorted(
-        field.name
-        for field in dataclasses.fields(batch)
-        if field.name not in _KNOWN and not _is_unset(batch, field)
-    )
+    unknown = sorted(field.name for field in _UNKNOWN if not _is_unset(batch, field))
     if unknown:
         raise UpstreamMismatch(
             f"a step has {', '.join(unknown)} set, which cannot be cut into micro-batches; "
