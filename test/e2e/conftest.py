@@ -8,9 +8,12 @@ from pathlib import Path
 import checkpoints
 import fleet
 import pytest
+import replay
+import replay_trace
 from compare import ask_at_once, ask_one_by_one
 from fleet import AttnPair, Oracle
-from servers import Zygote, running
+from replay import Crowd
+from servers import Server, Zygote, running
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -79,3 +82,25 @@ def qwen3_pair(zygote: Zygote, qwen3_oracle: Oracle) -> Iterator[AttnPair]:
 def qwen2_pair(zygote: Zygote, qwen2_oracle: Oracle) -> Iterator[AttnPair]:
     """Two attention servers for Qwen2-MoE; tests start the MLP servers."""
     yield from _attn_pair(zygote, qwen2_oracle)
+
+
+@pytest.fixture(scope="session")
+def trace(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the Qwen3-MoE checkpoint dispatched for eight batches."""
+    return replay_trace.record(qwen3, tmp_path_factory.mktemp("trace") / "trace.pt", num_parts=8)
+
+
+@pytest.fixture(scope="module")
+def ranks(zygote: Zygote, qwen3: Path, request: pytest.FixtureRequest) -> Iterator[list[Server]]:
+    """So many MLP ranks for Qwen3-MoE as the parameter says."""
+    with fleet.mlp_group(zygote, qwen3, request.param) as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def peers(
+    zygote: Zygote, qwen3: Path, trace: Path, ranks: list[Server], tmp_path: Path
+) -> Iterator[Crowd]:
+    """Attention peers of `ranks`; tests add them."""
+    with replay.crowd(zygote, qwen3, trace, ranks[0].port, tmp_path) as peers:
+        yield peers

@@ -7,8 +7,6 @@ cores; the MLP ranks are real servers.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import checkpoints
@@ -17,44 +15,9 @@ import pytest
 import replay
 import replay_trace
 from replay import Crowd
-from servers import Server, Zygote, running
+from servers import Server, Zygote
 
-NUM_PARTS = 8
 NUM_STEPS = 30
-
-
-@pytest.fixture(scope="module")
-def trace(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the Qwen3-MoE checkpoint dispatched for eight batches."""
-    out = tmp_path_factory.mktemp("trace") / "trace.pt"
-    return replay_trace.record(qwen3, out, num_parts=NUM_PARTS)
-
-
-@contextmanager
-def _mlp_group(
-    zygote: Zygote, model: Path, num_ranks: int, plant: str | None = None
-) -> Iterator[list[Server]]:
-    ranks = fleet.start_mlp(zygote, model, fleet.mlp_ports(num_ranks), plant=plant)
-    with running(ranks):
-        for rank in ranks:
-            rank.wait("/health")
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def ranks(zygote: Zygote, qwen3: Path, request: pytest.FixtureRequest) -> Iterator[list[Server]]:
-    """So many MLP ranks as the parameter says."""
-    with _mlp_group(zygote, qwen3, request.param) as ranks:
-        yield ranks
-
-
-@pytest.fixture
-def peers(
-    zygote: Zygote, qwen3: Path, trace: Path, ranks: list[Server], tmp_path: Path
-) -> Iterator[Crowd]:
-    """Attention peers of `ranks`; tests add them."""
-    with replay.crowd(zygote, qwen3, trace, ranks[0].port, tmp_path) as peers:
-        yield peers
 
 
 def _add_different_peers(peers: Crowd, count: int) -> None:
@@ -101,7 +64,7 @@ def test_a_rank_of_mostly_phantom_experts_takes_part(
     checkpoints.make_qwen3_moe(model, num_experts=7)
     trace = replay_trace.record(model, tmp_path / "trace.pt", num_parts=2)
     with (
-        _mlp_group(zygote, model, 3) as ranks,
+        fleet.mlp_group(zygote, model, 3) as ranks,
         replay.crowd(zygote, model, trace, ranks[0].port, tmp_path) as peers,
     ):
         shares = [rank.get("/server_info")[1] for rank in ranks]
@@ -147,7 +110,7 @@ def test_replies_to_the_wrong_peer_would_be_noticed(
     zygote: Zygote, qwen3: Path, trace: Path, tmp_path: Path
 ) -> None:
     with (
-        _mlp_group(zygote, qwen3, 1, plant="mix_up_replies") as ranks,
+        fleet.mlp_group(zygote, qwen3, 1, plant="mix_up_replies") as ranks,
         replay.crowd(zygote, qwen3, trace, ranks[0].port, tmp_path) as peers,
     ):
         _add_different_peers(peers, 4)

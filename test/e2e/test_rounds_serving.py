@@ -7,16 +7,13 @@ steps and expert runs, so no timing decides.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import fleet
 import pytest
 import replay
-import replay_trace
 from replay import Crowd, Peer
-from servers import Server, Zygote, running
+from servers import Server, Zygote
 
 from sglang_afd.config import ROUNDS_VARIABLE
 
@@ -26,44 +23,6 @@ WARM_STEPS = 20
 STEPS = 150
 ATTENTION_S = 0.002  # of a layer; sleeping, so that peers overlap on two cores
 MARGIN = 3  # a peer may be so many times slower in company than its own speed explains
-
-
-@pytest.fixture(scope="module")
-def trace(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the Qwen3-MoE checkpoint dispatched for four batches."""
-    out = tmp_path_factory.mktemp("trace") / "trace.pt"
-    return replay_trace.record(qwen3, out, num_parts=4)
-
-
-@contextmanager
-def _mlp_group(
-    zygote: Zygote,
-    model: Path,
-    num_ranks: int,
-    plant: str | None = None,
-    env: dict[str, str] | None = None,
-) -> Iterator[list[Server]]:
-    ranks = fleet.start_mlp(zygote, model, fleet.mlp_ports(num_ranks), plant=plant, env=env)
-    with running(ranks):
-        for rank in ranks:
-            rank.wait("/health")
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def ranks(zygote: Zygote, qwen3: Path, request: pytest.FixtureRequest) -> Iterator[list[Server]]:
-    """So many MLP ranks as the parameter says."""
-    with _mlp_group(zygote, qwen3, request.param) as ranks:
-        yield ranks
-
-
-@pytest.fixture
-def peers(
-    zygote: Zygote, qwen3: Path, trace: Path, ranks: list[Server], tmp_path: Path
-) -> Iterator[Crowd]:
-    """Attention peers of `ranks`; tests add them."""
-    with replay.crowd(zygote, qwen3, trace, ranks[0].port, tmp_path) as peers:
-        yield peers
 
 
 def _peers_per_decode_run(
@@ -99,7 +58,7 @@ def test_without_rounds_an_expert_run_serves_one_peer(
 ) -> None:
     """So it is the rounds that the test above measures."""
     with (
-        _mlp_group(zygote, qwen3, 1, env={ROUNDS_VARIABLE: "off"}) as ranks,
+        fleet.mlp_group(zygote, qwen3, 1, env={ROUNDS_VARIABLE: "off"}) as ranks,
         replay.crowd(zygote, qwen3, trace, ranks[0].port, tmp_path) as peers,
     ):
         [density] = _peers_per_decode_run(ranks, peers)
@@ -140,7 +99,7 @@ def test_a_neglected_peer_would_be_noticed(
     zygote: Zygote, qwen3: Path, trace: Path, tmp_path: Path
 ) -> None:
     with (
-        _mlp_group(zygote, qwen3, 1, plant="neglect_the_second_peer") as ranks,
+        fleet.mlp_group(zygote, qwen3, 1, plant="neglect_the_second_peer") as ranks,
         replay.crowd(zygote, qwen3, trace, ranks[0].port, tmp_path) as peers,
     ):
         assert len(_starving(peers)) == 1

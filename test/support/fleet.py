@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from compare import Answer
-from servers import CPU_FLAGS, Server, Zygote, free_ports
+from servers import CPU_FLAGS, Server, Zygote, free_ports, running
 
 from sglang_afd.fingerprint import fingerprint
 
@@ -82,6 +83,23 @@ def start_mlp(
         server = zygote.start("afd", argv, plant=plant, env=env)
         servers.append(Server(server.pid, port, server.log))
     return servers
+
+
+@contextmanager
+def mlp_group(
+    zygote: Zygote,
+    model: Path,
+    num_ranks: int,
+    *,
+    plant: str | None = None,
+    env: dict[str, str] | None = None,
+) -> Iterator[list[Server]]:
+    """A whole group, rank 0 first, that serves."""
+    ranks = start_mlp(zygote, model, mlp_ports(num_ranks), plant=plant, env=env)
+    with running(ranks):
+        for rank in ranks:
+            rank.wait("/health")
+        yield ranks
 
 
 def mlp_ports(count: int) -> list[int]:
