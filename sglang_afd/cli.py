@@ -57,6 +57,23 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add(
         both,
+        "transport",
+        "--afd-transport",
+        "auto|zmq|cuda_ipc",
+        "How rows travel. cuda_ipc: GPUs of one host read and write each other's memory, inside "
+        "CUDA graphs. zmq: through host memory. auto: cuda_ipc on a CUDA device with an ipc:// "
+        "exchange address, else zmq. Both roles must agree. Default: auto.",
+    )
+    _add(
+        both,
+        "dispatch_dtype",
+        "--afd-dispatch-dtype",
+        "auto|fp8",
+        "What rows are on their way to the experts. fp8: quantised, with a scale for every 128 "
+        "values. auto: the model's dtype. Both roles must agree. Default: auto.",
+    )
+    _add(
+        both,
         "heartbeat_timeout_s",
         "--afd-heartbeat-timeout",
         "S",

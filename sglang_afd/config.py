@@ -12,6 +12,7 @@ from sglang_afd.errors import ConfigError
 ROUNDS_VARIABLE = "SGLANG_AFD_ROUNDS"  # for measurements: "off" serves first come, first served
 SGLANG_WATCHDOG_S = 300.0  # SGLang's default --watchdog-timeout, which ends a stuck scheduler
 MAX_PEERS = 1024  # so many fit into the message that tells other ranks of one unit
+FP8 = "fp8"  # of --afd-dispatch-dtype
 MAX_STEP_SHARE = 0.75  # of SGLang's watchdog: what a step may take with all its waits
 
 
@@ -20,6 +21,37 @@ class Role(StrEnum):
 
     ATTN = "attn"
     MLP = "mlp"
+
+
+class Transport(StrEnum):
+    """How rows travel between the roles."""
+
+    ZMQ = "zmq"  # through host memory, over ZeroMQ
+    CUDA_IPC = "cuda_ipc"  # on the GPUs of one host, each reading and writing the other's memory
+
+
+def choose_transport(flag: str, *, is_cuda: bool, address: str) -> Transport:
+    """What `--afd-transport` means for a server.
+
+    Args:
+        flag: Its value.
+        is_cuda: Does this server run on a CUDA device?
+        address: The exchange address; the GPUs of other hosts cannot be reached.
+
+    Raises:
+        ConfigError: cuda_ipc was asked for, and cannot work.
+    """
+    is_one_host = address.startswith("ipc://")
+    if flag == "auto":
+        return Transport.CUDA_IPC if is_cuda and is_one_host else Transport.ZMQ
+    if flag == Transport.CUDA_IPC and not is_cuda:
+        raise ConfigError("--afd-transport cuda_ipc needs --device cuda; use zmq, or leave it out")
+    if flag == Transport.CUDA_IPC and not is_one_host:
+        raise ConfigError(
+            f"--afd-transport cuda_ipc needs an exchange address on this host, ipc:///path, not "
+            f"{address}; see --afd-listen"
+        )
+    return Transport(flag)
 
 
 def has_rounds() -> bool:
@@ -47,6 +79,10 @@ class AfdConfig:
     num_micro_batches: str = "auto"  # attn: slices of a step, "auto" or "1" .. "4"
     trace_file: str = ""  # path of a timeline to write; "" writes none
     is_spare: bool = False  # mlp: wait until a rank is missing, then take its place
+    transport: str = "auto"  # of rows: "auto", "zmq" or "cuda_ipc"
+    dispatch_dtype: str = (
+        "auto"  # of rows on their way to the experts: "auto", the model's, or "fp8"
+    )
     max_rows: int = 2048  # rows of one exchange, 1 .. 65536; larger batches go in pieces
     max_peers: int = 64  # mlp: attention servers attached at once, 1 .. 1024
     stall_timeout_s: float = 60.0  # how long a step waits, then how long requests do; 0.1 .. 300
@@ -68,6 +104,15 @@ class AfdConfig:
         if self.num_micro_batches not in ("auto", "1", "2", "3", "4"):
             raise ConfigError(
                 f"--afd-num-micro-batches {self.num_micro_batches} is neither auto nor 1 to 4"
+            )
+        if self.transport not in ("auto", *Transport):
+            raise ConfigError(f"--afd-transport {self.transport} is not auto, zmq or cuda_ipc")
+        if self.dispatch_dtype not in ("auto", FP8):
+            raise ConfigError(f"--afd-dispatch-dtype {self.dispatch_dtype} is neither auto nor fp8")
+        if self.dispatch_dtype == FP8 and self.transport == Transport.ZMQ:
+            raise ConfigError(
+                "--afd-dispatch-dtype fp8 needs --afd-transport cuda_ipc; rows in host memory "
+                "travel in the model's dtype"
             )
         _check_range("--afd-max-rows", self.max_rows, 1, 65536)
         _check_range("--afd-max-peers", self.max_peers, 1, MAX_PEERS)

@@ -91,6 +91,8 @@ class Runtime:
             num_experts=first.num_experts,
             moe_layer_ids=tuple(sorted(layer.layer_id for layer in layers)),
             max_rows=self.max_rows,
+            transport="zmq",
+            dispatch_dtype=dtype,
         )
         self._attach(spec)
 

@@ -196,6 +196,8 @@ def _identity(config: AfdConfig, report: MemberReport, experts: Experts) -> MlpI
             num_experts=experts.shard.num_experts,
             moe_layer_ids=tuple(sorted(experts.layers)),
             max_rows=config.max_rows,
+            transport="zmq",
+            dispatch_dtype=str(experts.dtype).removeprefix("torch."),
         ),
         rank=experts.shard.rank,
         ep_size=experts.shard.ep_size,

@@ -7,11 +7,13 @@ from typing import TypeVar
 import msgspec
 
 from sglang_afd.errors import ProtocolError
-from sglang_afd.protocol.messages import ToAttn, ToFollower, ToMlp
+from sglang_afd.protocol.messages import FromDoor, ToAttn, ToDoor, ToFollower, ToMlp
 from sglang_afd.protocol.version import MAGIC, PROTOCOL_VERSION
 
 MAX_CONTROL_BYTES = 64 * 1024
 _PREFIX = MAGIC + bytes([PROTOCOL_VERSION])
+
+AnyMessage = ToMlp | ToAttn | ToFollower | ToDoor | FromDoor
 
 _T = TypeVar("_T")
 
@@ -19,9 +21,11 @@ _encoder = msgspec.msgpack.Encoder()
 _to_mlp = msgspec.msgpack.Decoder(ToMlp)
 _to_attn = msgspec.msgpack.Decoder(ToAttn)
 _to_follower = msgspec.msgpack.Decoder(ToFollower)
+_to_door = msgspec.msgpack.Decoder(ToDoor)
+_from_door = msgspec.msgpack.Decoder(FromDoor)
 
 
-def encode(message: ToMlp | ToAttn | ToFollower) -> bytes:
+def encode(message: AnyMessage) -> bytes:
     """One control frame: magic, version byte, msgpack."""
     return _PREFIX + _encoder.encode(message)
 
@@ -43,6 +47,16 @@ def decode_to_attn(frame: bytes | memoryview) -> ToAttn:
 def decode_to_follower(frame: bytes | memoryview) -> ToFollower:
     """Decode what rank 0 sent to another rank; errors as in `decode_to_mlp`."""
     return _decode(frame, _to_follower)
+
+
+def decode_to_door(frame: bytes | memoryview) -> ToDoor:
+    """Decode what came to an MLP server's door; errors as in `decode_to_mlp`."""
+    return _decode(frame, _to_door)
+
+
+def decode_from_door(frame: bytes | memoryview) -> FromDoor:
+    """Decode what an MLP server's door answered; errors as in `decode_to_mlp`."""
+    return _decode(frame, _from_door)
 
 
 def _decode(frame: bytes | memoryview, decoder: msgspec.msgpack.Decoder[_T]) -> _T:

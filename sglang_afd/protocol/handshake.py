@@ -36,6 +36,7 @@ class MlpIdentity:
     first_expert: int
     stop_expert: int
     boot_id: str
+    door: str = ""  # path of the socket that takes slots; "" where rows come over ZeroMQ
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +126,7 @@ class Gate:
             first_expert=identity.first_expert,
             stop_expert=identity.stop_expert,
             boot_id=identity.boot_id,
+            door=identity.door,
         )
 
     def _next_epoch(self) -> int:
@@ -195,6 +197,12 @@ _COMPARED = {
     "num_experts": (RefusalCode.MODEL, "number of experts", "start both with the same model"),
     "moe_layer_ids": (RefusalCode.MODEL, "MoE layers", "start both with the same model"),
     "max_rows": (RefusalCode.MODEL, "rows per exchange", "give both the same --afd-max-rows"),
+    "transport": (RefusalCode.MODEL, "transport", "start both with the same --afd-transport"),
+    "dispatch_dtype": (
+        RefusalCode.MODEL,
+        "dtype of dispatched rows",
+        "start both with the same --afd-dispatch-dtype",
+    ),
     "fingerprint": (
         RefusalCode.MODEL,
         "model fingerprint",

@@ -50,6 +50,8 @@ class ModelSpec(_Message, frozen=True):
     num_experts: int  # logical experts a layer, E
     moe_layer_ids: tuple[int, ...]  # ascending
     max_rows: int  # rows of one exchange at most
+    transport: str  # how rows travel: "zmq" through host memory, "cuda_ipc" on the GPUs of one host
+    dispatch_dtype: str  # of hidden states on their way out: `dtype`, or "fp8"
 
 
 class Hello(_Message, frozen=True, tag="hello"):
@@ -126,6 +128,7 @@ class Attached(_Message, frozen=True, tag="attached"):
     first_expert: int
     stop_expert: int  # one past the last
     boot_id: str  # of this MLP process
+    door: str  # path of the socket that takes an attention server's slots; "" without any
 
 
 class Refusal(_Message, frozen=True, tag="refusal"):
@@ -177,6 +180,31 @@ class RunUnit(_Message, frozen=True, tag="run_unit"):
     members: tuple[UnitMember, ...]
 
 
+class OpenSlots(_Message, frozen=True, tag="open_slots"):
+    """Attention to MLP, at the door: here are our slots, as two file descriptors beside this.
+
+    The first is the slots' GPU memory, the second the page of their doorbells.
+    """
+
+    server_id: str
+    epoch: int  # of the attachment, as `Attached` told it
+    num_slots: int  # 1 .. MAX_MICRO_BATCHES
+    max_ranks: int  # of a group that they are laid out for
+    max_rows: int
+    hidden_size: int
+    top_k: int
+    dtype: str
+    is_fp8: bool
+
+
+class SlotsOpened(_Message, frozen=True, tag="slots_opened"):
+    """MLP to attention, at the door: the slots are mapped, exchanges may begin."""
+
+    epoch: int
+
+
 ToMlp = Hello | Attach | Detach | Dispatch | StepIntent | Withdrawal
 ToAttn = Challenge | Attached | Refusal | Combine | Failed
 ToFollower = Challenge | Attached | Refusal | RunUnit
+ToDoor = OpenSlots
+FromDoor = SlotsOpened | Refusal

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAGIC = b"AFD"  # so that a stray client is told apart from another version

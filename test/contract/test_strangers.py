@@ -84,8 +84,8 @@ def undisturbed(fleet: Fleet) -> Iterator[None]:
         ([b""], "does not begin with the sglang-afd mark"),
         ([b"", b"", b""], "does not begin with the sglang-afd mark"),
         ([b"x" * codec.MAX_CONTROL_BYTES], "does not begin with the sglang-afd mark"),
-        ([b"AFD\x01\x80"], "peer speaks protocol version 1, this side speaks 2; install"),
-        ([b"AFD\x02\xff\xff"], "control frame does not parse"),
+        ([b"AFD\x01\x80"], "peer speaks protocol version 1, this side speaks 3; install"),
+        ([b"AFD\x03\xff\xff"], "control frame does not parse"),
         ([codec.encode(Challenge(nonce=b"", proof=b""))], "does not parse: Invalid value"),
         ([codec.encode(hello(server_id=""))], "1 to 64 letters"),
         (

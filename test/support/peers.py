@@ -32,6 +32,8 @@ SPEC = ModelSpec(
     num_experts=6,
     moe_layer_ids=(0, 1, 3),
     max_rows=5,
+    transport="zmq",
+    dispatch_dtype="float32",
 )
 
 

@@ -61,6 +61,7 @@ def test_our_flags_are_taken_and_the_others_are_left_in_order() -> None:
 def test_every_flag_reaches_its_field() -> None:
     shared = [
         *("--afd-secret-file", "s", "--afd-max-rows", "1", "--afd-heartbeat-timeout", "2"),
+        *("--afd-transport", "cuda_ipc", "--afd-dispatch-dtype", "fp8"),
         "--afd-allow-untested-model",
     ]
     of_attn = ["--afd-stall-timeout", "3", "--afd-attach-timeout", "4"]
@@ -76,6 +77,8 @@ def test_every_flag_reaches_its_field() -> None:
         "secret_file": "s",
         "max_rows": 1,
         "heartbeat_timeout_s": 2.0,
+        "transport": "cuda_ipc",
+        "dispatch_dtype": "fp8",
         "allow_untested_model": True,
     }
     assert attn == AfdConfig(

@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from sglang_afd.config import AfdConfig, Role, check_exchange_address
+from sglang_afd.config import (
+    AfdConfig,
+    Role,
+    Transport,
+    check_exchange_address,
+    choose_transport,
+)
 from sglang_afd.errors import ConfigError
 
 MLP_URL = "http://127.0.0.1:30010"
@@ -26,6 +32,48 @@ RANGES = {
     "attach_timeout_s": ("--afd-attach-timeout", 1, 86400),
     "heartbeat_timeout_s": ("--afd-heartbeat-timeout", 0.1, 60),
 }
+
+
+@pytest.mark.parametrize(
+    ("flag", "is_cuda", "address", "expected"),
+    [
+        ("auto", True, "ipc:///x", Transport.CUDA_IPC),
+        ("auto", True, "tcp://10.0.0.1:1", Transport.ZMQ),
+        ("auto", False, "ipc:///x", Transport.ZMQ),
+        ("zmq", True, "ipc:///x", Transport.ZMQ),
+        ("cuda_ipc", True, "ipc:///x", Transport.CUDA_IPC),
+    ],
+)
+def test_rows_travel_on_the_gpu_where_both_roles_can_reach_it(
+    flag: str, is_cuda: bool, address: str, expected: Transport
+) -> None:
+    assert choose_transport(flag, is_cuda=is_cuda, address=address) is expected
+
+
+@pytest.mark.parametrize(
+    ("is_cuda", "address", "message"),
+    [
+        (False, "ipc:///x", "cuda_ipc needs --device cuda"),
+        (True, "tcp://10.0.0.1:1", "cuda_ipc needs an exchange address on this host"),
+    ],
+)
+def test_a_transport_that_cannot_work_is_refused(is_cuda: bool, address: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        choose_transport("cuda_ipc", is_cuda=is_cuda, address=address)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"transport": "nccl"}, "--afd-transport nccl is not auto, zmq or cuda_ipc"),
+        ({"dispatch_dtype": "int8"}, "--afd-dispatch-dtype int8 is neither auto nor fp8"),
+        ({"dispatch_dtype": "fp8", "transport": "zmq"}, "fp8 needs --afd-transport cuda_ipc"),
+    ],
+)
+def test_an_unknown_way_to_send_rows_is_refused(settings: dict[str, str], message: str) -> None:
+    for make in (attn, mlp):
+        with pytest.raises(ConfigError, match=message):
+            make(**settings)
 
 
 def test_every_number_has_a_range() -> None:

@@ -20,11 +20,14 @@ from sglang_afd.protocol.messages import (
     Detach,
     Dispatch,
     Failed,
+    FromDoor,
     Hello,
     Kind,
+    OpenSlots,
     Refusal,
     RefusalCode,
     RunUnit,
+    SlotsOpened,
     StepIntent,
     ToAttn,
     ToFollower,
@@ -34,18 +37,19 @@ from sglang_afd.protocol.messages import (
 )
 from sglang_afd.protocol.version import PROTOCOL_VERSION
 
-PREFIX = b"AFD\x02"
+PREFIX = b"AFD\x03"
 PLACE = {"epoch": 7, "step": 3, "layer_id": 1, "micro_batch_id": 0}
 PLACE_BYTES = b"\xa5epoch\x07\xa4step\x03\xa8layer_id\x01\xaemicro_batch_id\x00"
 SPEC_BYTES = (
-    b"\x8a\xafpackage_version\xa50.1.0\xaesglang_version\xa60.5.17\xabfingerprint\xd9@"
+    b"\x8c\xafpackage_version\xa50.1.0\xaesglang_version\xa60.5.17\xabfingerprint\xd9@"
     + b"ab" * 32
     + b"\xacarchitecture\xb3Qwen3MoeForCausalLM\xa5dtype\xa7float32\xabhidden_size\x04"
     b"\xa5top_k\x02\xabnum_experts\x06\xadmoe_layer_ids\x93\x00\x01\x03\xa8max_rows\x05"
+    b"\xa9transport\xa3zmq\xaedispatch_dtype\xa7float32"
 )
 
 # NOTE: a change here is a change of the wire; raise PROTOCOL_VERSION with it.
-GOLDEN: list[tuple[ToMlp | ToAttn | ToFollower, bytes]] = [
+GOLDEN: list[tuple[codec.AnyMessage, bytes]] = [
     (
         Hello(server_id="attn-0", nonce=b"nnnn", has_secret=True),
         b"\x84\xa4type\xa5hello\xa9server_id\xa6attn-0\xa5nonce\xc4\x04nnnn\xaahas_secret\xc3",
@@ -85,9 +89,11 @@ GOLDEN: list[tuple[ToMlp | ToAttn | ToFollower, bytes]] = [
         b"\x83\xa4type\xa9challenge\xa5nonce\xc4\x04nnnn\xa5proof\xc4\x04pppp",
     ),
     (
-        Attached(epoch=7, rank=1, ep_size=2, first_expert=3, stop_expert=6, boot_id="00ff"),
-        b"\x87\xa4type\xa8attached\xa5epoch\x07\xa4rank\x01\xa7ep_size\x02"
-        b"\xacfirst_expert\x03\xabstop_expert\x06\xa7boot_id\xa400ff",
+        Attached(
+            epoch=7, rank=1, ep_size=2, first_expert=3, stop_expert=6, boot_id="00ff", door="/d"
+        ),
+        b"\x88\xa4type\xa8attached\xa5epoch\x07\xa4rank\x01\xa7ep_size\x02"
+        b"\xacfirst_expert\x03\xabstop_expert\x06\xa7boot_id\xa400ff\xa4door\xa2/d",
     ),
     (
         Refusal(code=RefusalCode.MODEL, message="no"),
@@ -101,14 +107,42 @@ GOLDEN: list[tuple[ToMlp | ToAttn | ToFollower, bytes]] = [
         Failed(**PLACE, code=RefusalCode.EXPERT, message="no"),
         b"\x87\xa4type\xa6failed" + PLACE_BYTES + b"\xa4code\xa6expert\xa7message\xa2no",
     ),
+    (
+        OpenSlots(
+            server_id="attn-0",
+            epoch=7,
+            num_slots=2,
+            max_ranks=8,
+            max_rows=5,
+            hidden_size=4,
+            top_k=2,
+            dtype="float32",
+            is_fp8=False,
+        ),
+        b"\x8a\xa4type\xaaopen_slots\xa9server_id\xa6attn-0\xa5epoch\x07\xa9num_slots\x02"
+        b"\xa9max_ranks\x08\xa8max_rows\x05\xabhidden_size\x04\xa5top_k\x02\xa5dtype\xa7float32"
+        b"\xa6is_fp8\xc2",
+    ),
+    (SlotsOpened(epoch=7), b"\x82\xa4type\xacslots_opened\xa5epoch\x07"),
 ]
-DECODERS = (codec.decode_to_mlp, codec.decode_to_attn, codec.decode_to_follower)
+DECODERS = (
+    codec.decode_to_mlp,
+    codec.decode_to_attn,
+    codec.decode_to_follower,
+    codec.decode_to_door,
+    codec.decode_from_door,
+)
+UNIONS = (ToMlp, ToAttn, ToFollower, FromDoor)
 NAMES = [type(message).__name__ for message, _ in GOLDEN]
 
 
-def decoder_of(message: object) -> Callable[[bytes], ToMlp | ToAttn | ToFollower]:
+def decoder_of(message: object) -> Callable[[bytes], codec.AnyMessage]:
     if isinstance(message, RunUnit):
         return codec.decode_to_follower
+    if isinstance(message, OpenSlots):
+        return codec.decode_to_door
+    if isinstance(message, SlotsOpened):
+        return codec.decode_from_door
     return codec.decode_to_mlp if isinstance(message, ToMlp) else codec.decode_to_attn
 
 
@@ -122,39 +156,35 @@ def test_a_unit_of_as_many_peers_as_may_attach_fits_into_a_frame() -> None:
 
 
 def test_every_message_stands_in_the_golden_table() -> None:
-    every = {kind for union in (ToMlp, ToAttn, ToFollower) for kind in typing.get_args(union)}
+    every = {OpenSlots} | {kind for union in UNIONS for kind in typing.get_args(union)}
 
     assert {type(message) for message, _ in GOLDEN} == every
 
 
 def test_the_golden_bytes_are_those_of_this_protocol_version() -> None:
-    assert PROTOCOL_VERSION == 2
+    assert PROTOCOL_VERSION == 3
 
 
 @pytest.mark.parametrize(("message", "body"), GOLDEN, ids=NAMES)
-def test_a_message_is_written_as_its_golden_bytes(
-    message: ToMlp | ToAttn | ToFollower, body: bytes
-) -> None:
+def test_a_message_is_written_as_its_golden_bytes(message: codec.AnyMessage, body: bytes) -> None:
     assert codec.encode(message) == PREFIX + body
 
 
 @pytest.mark.parametrize(("message", "body"), GOLDEN, ids=NAMES)
-def test_golden_bytes_are_read_as_their_message(
-    message: ToMlp | ToAttn | ToFollower, body: bytes
-) -> None:
+def test_golden_bytes_are_read_as_their_message(message: codec.AnyMessage, body: bytes) -> None:
     assert decoder_of(message)(PREFIX + body) == message
 
 
 @pytest.mark.parametrize(("message", "body"), GOLDEN, ids=NAMES)
 def test_a_message_is_read_from_a_view_as_from_bytes(
-    message: ToMlp | ToAttn | ToFollower, body: bytes
+    message: codec.AnyMessage, body: bytes
 ) -> None:
     assert decoder_of(message)(memoryview(PREFIX + body)) == message
 
 
 @pytest.mark.parametrize(("message", "body"), GOLDEN, ids=NAMES)
 def test_a_message_of_the_other_direction_is_refused(
-    message: ToMlp | ToAttn | ToFollower, body: bytes
+    message: codec.AnyMessage, body: bytes
 ) -> None:
     decode = codec.decode_to_attn if isinstance(message, ToMlp) else codec.decode_to_mlp
 
@@ -163,7 +193,7 @@ def test_a_message_of_the_other_direction_is_refused(
 
 
 @pytest.mark.parametrize(("message", "body"), GOLDEN, ids=NAMES)
-def test_every_truncation_is_refused(message: ToMlp | ToAttn | ToFollower, body: bytes) -> None:
+def test_every_truncation_is_refused(message: codec.AnyMessage, body: bytes) -> None:
     frame = PREFIX + body
 
     for length in range(len(frame)):
@@ -172,15 +202,13 @@ def test_every_truncation_is_refused(message: ToMlp | ToAttn | ToFollower, body:
 
 
 @pytest.mark.parametrize(("message", "body"), GOLDEN, ids=NAMES)
-def test_bytes_after_a_message_are_refused(
-    message: ToMlp | ToAttn | ToFollower, body: bytes
-) -> None:
+def test_bytes_after_a_message_are_refused(message: codec.AnyMessage, body: bytes) -> None:
     with pytest.raises(ProtocolError, match="trailing"):
         decoder_of(message)(PREFIX + body + b"\x00")
 
 
 @pytest.mark.parametrize(("message", "body"), GOLDEN, ids=NAMES)
-def test_an_unknown_field_is_refused(message: ToMlp | ToAttn | ToFollower, body: bytes) -> None:
+def test_an_unknown_field_is_refused(message: codec.AnyMessage, body: bytes) -> None:
     fields = msgspec.msgpack.decode(body) | {"more": 1}
 
     with pytest.raises(ProtocolError, match="unknown field `more`"):
@@ -188,10 +216,11 @@ def test_an_unknown_field_is_refused(message: ToMlp | ToAttn | ToFollower, body:
 
 
 @pytest.mark.parametrize(("message", "body"), GOLDEN, ids=NAMES)
-def test_every_missing_field_is_refused(message: ToMlp | ToAttn | ToFollower, body: bytes) -> None:
+def test_every_missing_field_is_refused(message: codec.AnyMessage, body: bytes) -> None:
     fields = msgspec.msgpack.decode(body)
 
-    for name in fields:
+    # What is alone in its direction is known without its name.
+    for name in fields.keys() - ({"type"} if isinstance(message, OpenSlots) else set()):
         rest = {key: value for key, value in fields.items() if key != name}
         with pytest.raises(ProtocolError):
             decoder_of(message)(PREFIX + msgspec.msgpack.encode(rest))
@@ -207,7 +236,7 @@ def test_what_is_not_ours_is_refused_as_that(frame: bytes) -> None:
 def test_another_version_is_refused_with_both_versions(version: int) -> None:
     frame = b"AFD" + bytes([version]) + GOLDEN[0][1]
 
-    with pytest.raises(ProtocolError, match=rf"version {version}, this side speaks 2; install"):
+    with pytest.raises(ProtocolError, match=rf"version {version}, this side speaks 3; install"):
         codec.decode_to_mlp(frame)
 
 
@@ -263,7 +292,7 @@ def test_a_damaged_message_raises_nothing_but_a_protocol_error(
 
     result = read(decoder_of(message), bytes(frame))
 
-    assert result is None or isinstance(result, ToMlp | ToAttn | ToFollower)
+    assert result is None or isinstance(result, codec.AnyMessage)
 
 
 _values = st.recursive(

@@ -48,6 +48,7 @@ def test_two_sides_that_agree_attach(secret: bytes) -> None:
         first_expert=3,
         stop_expert=6,
         boot_id="0123456789abcdef",
+        door="",
     )
 
 
@@ -133,6 +134,8 @@ OTHER_VALUES: dict[str, tuple[Any, RefusalCode]] = {
     "num_experts": (7, RefusalCode.MODEL),
     "moe_layer_ids": ((0, 1, 2), RefusalCode.MODEL),
     "max_rows": (6, RefusalCode.MODEL),
+    "transport": ("cuda_ipc", RefusalCode.MODEL),
+    "dispatch_dtype": ("fp8", RefusalCode.MODEL),
     "fingerprint": ("cd" * 32, RefusalCode.MODEL),
 }
 

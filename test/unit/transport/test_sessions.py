@@ -255,7 +255,7 @@ def test_a_peer_that_comes_back_finds_its_slots_free(sessions: Sessions) -> None
     assert arrive(sessions, frames_of())
 
 
-@pytest.mark.parametrize("frame", [b"", b"garbage", b"AFD\x02\x80", b"AFD\x01\x80"])
+@pytest.mark.parametrize("frame", [b"", b"garbage", b"AFD\x03\x80", b"AFD\x01\x80"])
 def test_garbage_is_refused_and_the_session_stays(sessions: Sessions, frame: bytes) -> None:
     refusal = refusal_of(sessions, [frame])
 

@@ -201,7 +201,7 @@ def test_a_rank_that_knows_us_no_longer_is_lost_and_nothing_failed(code: Refusal
     "answer",
     [
         Challenge(nonce=b"", proof=b""),
-        Attached(epoch=7, rank=0, ep_size=1, first_expert=0, stop_expert=6, boot_id=""),
+        Attached(epoch=7, rank=0, ep_size=1, first_expert=0, stop_expert=6, boot_id="", door=""),
     ],
 )
 def test_a_second_handshake_message_is_refused(answer: ToAttn) -> None:
