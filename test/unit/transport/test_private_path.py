@@ -4,7 +4,8 @@ import os
 import socket
 from pathlib import Path
 
-from sglang_afd.mlp.private_address import private_ipc_address, remove_leftovers
+from sglang_afd.mlp.private_address import private_ipc_address
+from sglang_afd.transport.private_path import remove_leftovers
 
 
 def _listen(directory: Path) -> socket.socket:
@@ -28,7 +29,7 @@ def test_what_dead_servers_left_is_removed_and_live_ones_are_not(tmp_path: Path)
     _listen(tmp_path / "sglang-afd-young").close()
     os.utime(tmp_path / "sglang-afd-young")
     with _listen(tmp_path / "sglang-afd-live"):
-        remove_leftovers(tmp_path)
+        remove_leftovers(tmp_path, "exchange")
 
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "sglang-afd-live",
