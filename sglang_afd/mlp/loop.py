@@ -5,31 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol, assert_never
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from sglang_afd.mlp.board import Board, Counter, State
 from sglang_afd.mlp.rank_order import RankOrder
-from sglang_afd.protocol.messages import Kind, RefusalCode, StepIntent, Withdrawal
-from sglang_afd.rounds.units import Intent, Member, Unit
+from sglang_afd.mlp.reception import Reception
+from sglang_afd.protocol.messages import RefusalCode
+from sglang_afd.rounds.units import Member, Unit
 from sglang_afd.trace.mlp import MlpTimeline
-from sglang_afd.transport.base import (
-    Announced,
-    Arrived,
-    Event,
-    Exchange,
-    FollowerGone,
-    FollowerJoined,
-    Hub,
-    LeaderFound,
-    LeaderLost,
-    Ordered,
-    PeerAttached,
-    PeerGone,
-    Rows,
-)
+from sglang_afd.transport.base import Exchange, Hub, PeerAttached, Rows
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +54,7 @@ class Loop:
         self._timeline = timeline
         self._exchanges: dict[Member, Exchange] = {}
         self._partials: dict[Member, list[Tensor]] = {}  # of exchanges that run in pieces
+        self._reception = Reception(hub, board, order, self, timeline)
 
     def run(self) -> None:
         """Turn until told to stop; a turn takes what has arrived and runs at most one unit."""
@@ -80,7 +68,7 @@ class Loop:
                 events = self._hub.poll(timeout_s)
                 if self._timeline is not None:
                     self._timeline.waited(started_ns, num_waiting)
-                self._take_all(events)
+                self._reception.take_all(events)
                 self._words[Counter.WAIT_NS] += time.monotonic_ns() - started_ns
                 self._words[Counter.REFUSED] = self._hub.num_refused
                 unit = self._order.next_unit(time.monotonic())
@@ -96,77 +84,27 @@ class Loop:
         wake_at_s = self._order.wake_at_s(now_s)
         return IDLE_TURN_S if wake_at_s is None else min(IDLE_TURN_S, max(0.0, wake_at_s - now_s))
 
-    def _take_all(self, events: list[Event]) -> None:
-        for event in events:
-            self._take(event)
-        lost = [event.rank for event in events if isinstance(event, FollowerGone)]
-        if lost:
-            # What they had run of the orders is not known; attached anew, everything pending comes
-            # again. Not before the last event: those of peers sent away would follow.
-            for event in self._hub.expel(f"MLP rank(s) {lost} went away"):
-                self._take(event)
+    @property
+    def num_waiting(self) -> int:
+        """See `KeepsExchanges`."""
+        return len(self._exchanges)
 
-    def _take(self, event: Event) -> None:
-        now_s = time.monotonic()
-        match event:
-            case Arrived(exchange=exchange):
-                member = exchange.member
-                if self._timeline is not None:
-                    self._timeline.arrived(member)
-                self._exchanges[member] = exchange
-                self._order.arrived(member, now_s)
-            case Announced(peer=peer, message=message):
-                self._note(peer, message, now_s)
-            case PeerAttached():
-                self._meet(event, now_s)
-            case PeerGone():
-                self._forget(event, now_s)
-            case FollowerJoined(rank=rank):
-                self._order.follower_joined(rank)
-                logger.info("rank %d follows", rank)
-            case FollowerGone(rank=rank):
-                self._order.follower_gone(rank)
-                logger.warning("rank %d follows no longer; attention servers attach again", rank)
-            case Ordered() | LeaderLost() | LeaderFound():
-                self._hear(event, now_s)
-            case _:
-                assert_never(event)
-        self._words[Counter.WAITING] = len(self._exchanges)
+    def attached(self, event: PeerAttached) -> None:
+        """See `KeepsExchanges`; nothing to prepare."""
 
-    def _hear(self, event: Ordered | LeaderLost | LeaderFound, now_s: float) -> None:
-        """What rank 0 says to another rank."""
-        if isinstance(event, Ordered):
-            self._order.ordered(event.order)
-        else:
-            self._order.leader_changed(now_s)
-
-    def _note(self, peer: bytes, message: StepIntent | Withdrawal, now_s: float) -> None:
-        match message:
-            case StepIntent():
-                self._order.announced(_intent(peer, message), now_s)
-            case Withdrawal():
-                self._order.withdrawn(peer, now_s, message.step)
-            case _:
-                assert_never(message)
-
-    def _meet(self, event: PeerAttached, now_s: float) -> None:
-        self._words[Counter.PEERS] += 1
-        self._words[Counter.ATTACHES] += 1
-        self._order.peer_attached(event.peer, event.epoch, now_s)
+    def arrived(self, exchange: Exchange, now_s: float) -> None:
+        """See `KeepsExchanges`."""
+        member = exchange.member
         if self._timeline is not None:
-            self._timeline.attached(event.peer, event.server_id, event.epoch)
-        logger.info("attached %s, epoch %d", event.server_id, event.epoch)
+            self._timeline.arrived(member)
+        self._exchanges[member] = exchange
+        self._order.arrived(member, now_s)
 
-    def _forget(self, event: PeerGone, now_s: float) -> None:
-        self._words[Counter.PEERS] -= 1
-        self._words[Counter.LOST_PEERS] += event.reason != "detached"
-        self._order.peer_gone(event.peer, now_s)
-        for member in [member for member in self._exchanges if member.peer == event.peer]:
+    def gone(self, peer: bytes) -> None:
+        """See `KeepsExchanges`."""
+        for member in [member for member in self._exchanges if member.peer == peer]:
             del self._exchanges[member]
             self._partials.pop(member, None)
-        if self._timeline is not None:
-            self._timeline.gone(event.peer, event.server_id, event.reason)
-        logger.info("%s is gone: %s", event.server_id, event.reason)
 
     def _serve(self, unit: Unit) -> None:
         members = [member for member in unit.members if member in self._exchanges]
@@ -238,16 +176,6 @@ class Loop:
             words[Counter.DECODE_RUNS] += 1
             words[Counter.DECODE_RUN_PEERS] += len({exchange.peer for exchange in exchanges})
         words[len(Counter) :] += self._experts.count_rows(rows).numpy()
-
-
-def _intent(peer: bytes, message: StepIntent) -> Intent:
-    return Intent(
-        peer=peer,
-        step=message.step,
-        num_rows=message.num_rows,
-        num_micro_batches=message.num_micro_batches,
-        is_prefill=message.kind is Kind.PREFILL,
-    )
 
 
 def _piece(rows: Rows, unit: Unit) -> Rows:
