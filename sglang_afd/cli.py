@@ -74,6 +74,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add(
         both,
+        "wait_policy",
+        "--afd-wait-policy",
+        "auto|poll|memop",
+        "With cuda_ipc, how a GPU waits for rows. poll: a kernel of one warp, for a GPU of its own "
+        "or under MPS. memop: stream memory operations, for roles that share a GPU without MPS. "
+        "auto: memop when this host has one GPU and no MPS, else poll. Default: auto.",
+    )
+    _add(
+        both,
         "heartbeat_timeout_s",
         "--afd-heartbeat-timeout",
         "S",
@@ -126,6 +135,14 @@ def build_parser() -> argparse.ArgumentParser:
         "auto|1..4",
         "Slices of each step, so that the experts of one run while another's attention does. auto "
         "decides for each step from measured times. Default: auto.",
+    )
+    _add(
+        attn,
+        "max_mlp_ranks",
+        "--afd-max-mlp-ranks",
+        "M",
+        "With cuda_ipc, the MLP ranks for whose replies this server keeps memory, "
+        "--afd-max-rows rows for each of them and each micro-batch.",
     )
     mlp = parser.add_argument_group("MLP role (--role mlp; --ep-size M is the number of ranks)")
     _add(

@@ -14,6 +14,8 @@ SGLANG_WATCHDOG_S = 300.0  # SGLang's default --watchdog-timeout, which ends a s
 MAX_PEERS = 1024  # so many fit into the message that tells other ranks of one unit
 FP8 = "fp8"  # of --afd-dispatch-dtype
 MAX_STEP_SHARE = 0.75  # of SGLang's watchdog: what a step may take with all its waits
+MAX_MLP_RANKS = 16  # whose replies fit into the slots of transport/cuda_ipc
+WAIT_POLICIES = ("auto", "poll", "memop")
 
 
 class Role(StrEnum):
@@ -84,6 +86,8 @@ class AfdConfig:
         "auto"  # of rows on their way to the experts: "auto", the model's, or "fp8"
     )
     max_rows: int = 2048  # rows of one exchange, 1 .. 65536; larger batches go in pieces
+    wait_policy: str = "auto"  # cuda_ipc: how a stream waits for rows: "auto", "poll" or "memop"
+    max_mlp_ranks: int = 4  # attn, cuda_ipc: MLP ranks whose replies have room, 1 .. 16
     max_peers: int = 64  # mlp: attention servers attached at once, 1 .. 1024
     stall_timeout_s: float = 60.0  # how long a step waits, then how long requests do; 0.1 .. 300
     attach_timeout_s: float = 300.0  # attn: longest wait for the MLP servers at start-up, >= 1
@@ -114,7 +118,10 @@ class AfdConfig:
                 "--afd-dispatch-dtype fp8 needs --afd-transport cuda_ipc; rows in host memory "
                 "travel in the model's dtype"
             )
+        if self.wait_policy not in WAIT_POLICIES:
+            raise ConfigError(f"--afd-wait-policy {self.wait_policy} is not auto, poll or memop")
         _check_range("--afd-max-rows", self.max_rows, 1, 65536)
+        _check_range("--afd-max-mlp-ranks", self.max_mlp_ranks, 1, MAX_MLP_RANKS)
         _check_range("--afd-max-peers", self.max_peers, 1, MAX_PEERS)
         _check_range("--afd-stall-timeout", self.stall_timeout_s, 0.1, SGLANG_WATCHDOG_S)
         _check_range("--afd-attach-timeout", self.attach_timeout_s, 1, 86400)
@@ -190,6 +197,7 @@ _FLAGS_OF = {
         "stall_timeout_s": "--afd-stall-timeout",
         "attach_timeout_s": "--afd-attach-timeout",
         "num_micro_batches": "--afd-num-micro-batches",
+        "max_mlp_ranks": "--afd-max-mlp-ranks",
     },
     Role.MLP: {
         "listen": "--afd-listen",
