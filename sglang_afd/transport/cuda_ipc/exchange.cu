@@ -1,0 +1,441 @@
+// Both sides of one exchange. Compiled at start with NVRTC, so nothing is included.
+//
+// A slab is owned by an attention server, and its captured kernels name addresses in it only. An MLP
+// rank reaches slabs through a table in its own memory. Flags between processes are stored with
+// release and loaded with acquire at system scope. layout.py says where everything lies.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned char u8;
+typedef unsigned short u16;
+
+#define DETACHED 0u
+#define ATTACHED 1u
+
+// Words of the control page and of a slot; see layout.py.
+#define LINK 0
+#define NUM_RANKS 1
+#define EPOCH 2
+#define STEP_WORDS 16
+#define HEADER 1
+#define BLOCKS_DONE 32
+#define NUM_REPLIED 64
+#define ALL_REPLIED 96
+#define NUM_RINGS 112
+#define DOORBELL_LINE_WORDS 32
+
+#define SPINS_BEFORE_SLEEP 8192
+#define SPINS_PER_LOOK 32  // between two looks at the word that ends a wait early
+
+// What a kernel of the MLP side found wrong; units.py has the words for it.
+#define ERROR_HEADER 1u
+#define ERROR_ROWS 2u
+
+__device__ __forceinline__ u32 load_acquire(const u32* p) {
+  u32 v;
+  asm volatile("ld.acquire.sys.global.u32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ u32 load_relaxed(const u32* p) {
+  u32 v;
+  asm volatile("ld.relaxed.sys.global.u32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_release(u32* p, u32 v) {
+  asm volatile("st.release.sys.global.u32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store_relaxed(u32* p, u32 v) {
+  asm volatile("st.relaxed.sys.global.u32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ u32 add_acq_rel(u32* p, u32 v) {
+  u32 old;
+  asm volatile("atom.add.acq_rel.sys.global.u32 %0,[%1],%2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+  return old;
+}
+
+// Polls `word` until it is `wanted`; false when `*alive` stopped being `living` first.
+__device__ __forceinline__ bool wait_for(const u32* word, u32 wanted, const u32* alive,
+                                         u32 living) {
+  for (u32 spins = 0;; spins++) {
+    if (load_acquire(word) == wanted) return true;
+    if (spins % SPINS_PER_LOOK == SPINS_PER_LOOK - 1 && load_relaxed(alive) != living) return false;
+    if (spins > SPINS_BEFORE_SLEEP) __nanosleep(200);
+  }
+}
+
+// True in every thread of the block that finishes last; what all blocks wrote is then visible to it.
+__device__ __forceinline__ bool is_last_block(u32* counter) {
+  __shared__ u32 is_last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    is_last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
+    if (is_last) __threadfence();
+  }
+  __syncthreads();
+  return is_last;
+}
+
+// Eight values of the model's dtype as floats, and back.
+#if DTYPE_FLOAT32
+#define VALUES_PER_VECTOR 4
+#else
+#define VALUES_PER_VECTOR 8
+#endif
+__device__ __forceinline__ void unpack(uint4 v, float* f) {
+#if DTYPE_FLOAT32
+  f[0] = __uint_as_float(v.x), f[1] = __uint_as_float(v.y);
+  f[2] = __uint_as_float(v.z), f[3] = __uint_as_float(v.w);
+#else
+  u32 w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+#if DTYPE_BFLOAT16
+    f[2 * i] = __uint_as_float(w[i] << 16);
+    f[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
+#else
+    asm("cvt.f32.f16 %0,%1;" : "=f"(f[2 * i]) : "h"((u16)w[i]));
+    asm("cvt.f32.f16 %0,%1;" : "=f"(f[2 * i + 1]) : "h"((u16)(w[i] >> 16)));
+#endif
+  }
+#endif
+}
+__device__ __forceinline__ uint4 pack(const float* f) {
+#if DTYPE_FLOAT32
+  return make_uint4(__float_as_uint(f[0]), __float_as_uint(f[1]), __float_as_uint(f[2]),
+                    __float_as_uint(f[3]));
+#else
+  u32 w[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    u16 low, high;
+#if DTYPE_BFLOAT16
+    asm("cvt.rn.bf16.f32 %0,%1;" : "=h"(low) : "f"(f[2 * i]));
+    asm("cvt.rn.bf16.f32 %0,%1;" : "=h"(high) : "f"(f[2 * i + 1]));
+#else
+    asm("cvt.rn.f16.f32 %0,%1;" : "=h"(low) : "f"(f[2 * i]));
+    asm("cvt.rn.f16.f32 %0,%1;" : "=h"(high) : "f"(f[2 * i + 1]));
+#endif
+    w[i] = (u32)low | (u32)high << 16;
+  }
+  return make_uint4(w[0], w[1], w[2], w[3]);
+#endif
+}
+
+// ---- attention side ----
+
+#define LANES_PER_GROUP (128 / VALUES_PER_VECTOR)
+#if DTYPE_FLOAT32
+#define GROUP_MASK 0xffffffffu
+#else
+#define GROUP_MASK (0xffffu << (threadIdx.x & 16))
+#endif
+
+// One vector of a row to e4m3; the threads of a group of 128 values are neighbours in a warp.
+__device__ __forceinline__ void store_fp8(uint4 v, u8* row, float* scales, u32 vector) {
+#if WITH_FP8
+  float f[VALUES_PER_VECTOR], largest = 1e-10f;
+  unpack(v, f);
+#pragma unroll
+  for (int i = 0; i < VALUES_PER_VECTOR; i++) largest = fmaxf(largest, fabsf(f[i]));
+#pragma unroll
+  for (int lane = LANES_PER_GROUP / 2; lane; lane /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(GROUP_MASK, largest, lane, LANES_PER_GROUP));
+  float scale = largest / 448.0f;
+  u32 w[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < VALUES_PER_VECTOR / 2; i++) {
+    u16 pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0,%1,%2;"
+        : "=h"(pair)
+        : "f"(f[2 * i + 1] / scale), "f"(f[2 * i] / scale));
+    w[i / 2] |= (u32)pair << 16 * (i % 2);
+  }
+#if DTYPE_FLOAT32
+  *(u32*)(row + vector * 4) = w[0];
+#else
+  *(uint2*)(row + vector * 8) = make_uint2(w[0], w[1]);
+#endif
+  if (vector % LANES_PER_GROUP == 0) scales[vector / LANES_PER_GROUP] = scale;
+#endif
+}
+
+__device__ void ring(u32* words, u32* doorbell) {
+  for (u32 i = 0; i < 10; i++) store_relaxed(doorbell + 1 + i, words[i]);
+  u32 rings = ++words[NUM_RINGS];
+  __threadfence_system();
+  store_release(doorbell, rings);
+}
+
+// Puts the rows of one micro-batch into its slot and tells every rank. One block for each row that
+// there may be; those beyond the step's own rows never leave.
+extern "C" __global__ void afd_dispatch(u32* control, u32* words, u32* doorbell,
+                                        const uint4* hidden_states, const u32* topk_ids,
+                                        const u32* topk_weights, u8* to_states, float* to_scales,
+                                        u32* to_ids, u32* to_weights, u32 vectors_per_row,
+                                        u32 top_k, u32 layer_id, u32 micro_batch_id, u32 first_row,
+                                        u32 rings) {
+  const u32 row = blockIdx.x, lane = threadIdx.x;
+  const uint4* from = hidden_states + (u64)row * vectors_per_row;
+  uint4 v = make_uint4(0, 0, 0, 0);
+  if (lane < vectors_per_row) v = from[lane];
+  // NOTE: every block goes on to count itself below, whatever the host does to the link meanwhile.
+  const bool is_attached = load_relaxed(control + LINK) == ATTACHED;
+  const u32* step = control + STEP_WORDS;
+  const u32 rows_of_step = step[4];
+  const u32 left = rows_of_step > first_row ? rows_of_step - first_row : 0;
+  const u32 num_rows = left < gridDim.x ? left : gridDim.x;
+  if (is_attached && row < num_rows) {
+    if (to_scales) {
+      u8* to = to_states + (u64)row * vectors_per_row * VALUES_PER_VECTOR;
+      float* scales = to_scales + (u64)row * (vectors_per_row / LANES_PER_GROUP);
+      for (u32 i = lane; i < vectors_per_row; i += blockDim.x)
+        store_fp8(i == lane ? v : from[i], to, scales, i);
+    } else {
+      uint4* to = (uint4*)to_states + (u64)row * vectors_per_row;
+      for (u32 i = lane; i < vectors_per_row; i += blockDim.x) to[i] = i == lane ? v : from[i];
+    }
+    for (u32 i = lane; i < top_k; i += blockDim.x) {
+      to_ids[(u64)row * top_k + i] = topk_ids[(u64)row * top_k + i];
+      to_weights[(u64)row * top_k + i] = topk_weights[(u64)row * top_k + i];
+    }
+  }
+  if (!is_last_block(words + BLOCKS_DONE) || lane != 0) return;
+  if (num_rows == 0 || load_relaxed(control + LINK) != ATTACHED) return;
+  words[HEADER + 0] = control[EPOCH], words[HEADER + 1] = control[EPOCH + 1];
+  words[HEADER + 2] = step[0], words[HEADER + 3] = step[1];
+  words[HEADER + 4] = layer_id, words[HEADER + 5] = micro_batch_id;
+  words[HEADER + 6] = num_rows;
+  words[HEADER + 7] = step[2], words[HEADER + 8] = step[3];
+  store_relaxed(words + NUM_REPLIED, 0);
+  store_relaxed(words + ALL_REPLIED, 0);
+  store_release(words, words[0] + 1);
+  if (rings) ring(words, doorbell);
+}
+
+// One warp; ends when every rank has replied, or when the link is no longer attached.
+extern "C" __global__ void afd_wait(const u32* control, const u32* words) {
+  if (threadIdx.x == 0 && load_relaxed(control + LINK) == ATTACHED)
+    wait_for(words + ALL_REPLIED, 1, control + LINK, ATTACHED);
+}
+
+// Adds the partial sums in rank order into those of rank 0, in float32.
+extern "C" __global__ void afd_sum(const u32* control, uint4* replies, u64 vectors_per_rank,
+                                   u32 num_vectors) {
+  const u32 num_ranks = control[NUM_RANKS];
+  if (num_ranks < 2 || load_relaxed(control + LINK) != ATTACHED) return;
+  for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < num_vectors; i += gridDim.x * blockDim.x) {
+    float sum[VALUES_PER_VECTOR], next[VALUES_PER_VECTOR];
+    unpack(replies[i], sum);
+    for (u32 rank = 1; rank < num_ranks; rank++) {
+      unpack(replies[rank * vectors_per_rank + i], next);
+#pragma unroll
+      for (int j = 0; j < VALUES_PER_VECTOR; j++) sum[j] += next[j];
+    }
+    replies[i] = pack(sum);
+  }
+}
+
+// The host's word on the link, one thread for each slot. Attaching asks anew for what is pending, of
+// every rank; anything else gives it up.
+extern "C" __global__ void afd_set_link(u32* control, u8* slots, u64 slot_bytes, u32* doorbells,
+                                        u32 link, u32 epoch_low, u32 epoch_high, u32 num_ranks) {
+  u32* words = (u32*)(slots + threadIdx.x * slot_bytes);
+  if (link != ATTACHED) {
+    if (threadIdx.x == 0) store_release(control + LINK, link);
+    __syncthreads();
+    store_release(words + ALL_REPLIED, 1);
+    return;
+  }
+  if (threadIdx.x == 0) {
+    control[EPOCH] = epoch_low, control[EPOCH + 1] = epoch_high;
+    control[NUM_RANKS] = num_ranks;
+  }
+  __threadfence_system();
+  __syncthreads();
+  if (!load_acquire(words + ALL_REPLIED)) {
+    words[HEADER] = epoch_low, words[HEADER + 1] = epoch_high;
+    store_relaxed(words + NUM_REPLIED, 0);
+    ring(words, doorbells + threadIdx.x * DOORBELL_LINE_WORDS);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) store_release(control + LINK, ATTACHED);
+}
+
+// ---- MLP side ----
+
+struct Peer {       // one row of the table; peer_table.py writes it
+  u8* slab;
+  u64 slot_bytes;   // from one slot to the next
+  u64 states, scales, ids, weights, reply;  // offsets in a slot; `reply` is this rank's
+  u32 epoch_low, epoch_high;
+  u32 is_alive, is_fp8;
+};
+struct Member {     // of a unit, as the host wrote it
+  u32 peer, slot, num_rows, seq;
+};
+struct Unit {
+  u32 ticket, layer_index, layer_id, num_members;
+  u32 first_row, num_rows, is_last_piece, unused;
+  Member members[];
+};
+struct Planned {    // of a member, as the plan kernel left it
+  u8* slot;         // 0 when it is dead
+  u32 peer, first, stop, unused;  // rows of the unit, first .. stop - 1
+};
+struct Plan {
+  u32 ticket, layer_index, num_members, num_rows;
+  u32 first_row, is_last_piece, next_unit, blocks_done;
+  Planned members[];
+};
+
+__device__ __forceinline__ u32 read_host(const u32* p) { return load_relaxed(p); }
+
+// One block. Takes the next unit, waits for the rows of each member, and lays them out in order.
+extern "C" __global__ void afd_plan(Plan* plan, const u8* units, u32 unit_bytes, u32 num_units,
+                                    const Peer* peers, u32* error, u32 bucket) {
+  extern __shared__ u32 counts[];
+  const Unit* unit = (const Unit*)(units + (u64)(plan->next_unit % num_units) * unit_bytes);
+  const u32 i = threadIdx.x;
+  const Member* member = unit->members + i;
+  // Every load from host memory is on its way before the first one is used.
+  const u32 peer_index = read_host(&member->peer), slot = read_host(&member->slot);
+  const u32 wanted_rows = read_host(&member->num_rows), seq = read_host(&member->seq);
+  const u32 num_members = read_host(&unit->num_members), layer_id = read_host(&unit->layer_id);
+  const u32 layer_index = read_host(&unit->layer_index), ticket = read_host(&unit->ticket);
+  const u32 first_row = read_host(&unit->first_row), piece_rows = read_host(&unit->num_rows);
+  const u32 is_last_piece = read_host(&unit->is_last_piece);
+  counts[i] = 0;
+  if (i < num_members) {
+    const Peer* peer = peers + peer_index;
+    u8* base = peer->slab + slot * peer->slot_bytes;
+    const u32* words = (const u32*)base;
+    bool is_here = load_relaxed(&peer->is_alive) == 1 && wait_for(words, seq, &peer->is_alive, 1) &&
+                   load_relaxed(&peer->is_alive) == 1;
+    u32 num_rows = 0;
+    if (is_here) {
+      num_rows = load_relaxed(words + HEADER + 6);
+      const u32 got_layer_id = load_relaxed(words + HEADER + 4);
+      u32 code = 0;
+      if (got_layer_id != layer_id) code = ERROR_HEADER;
+      else if (num_rows != wanted_rows) code = ERROR_ROWS;
+      if (code) {
+        store_relaxed(error + 1, peer_index), store_relaxed(error + 2, layer_id);
+        store_relaxed(error + 3, got_layer_id), store_relaxed(error + 4, num_rows);
+        store_release(error, code);
+        is_here = false, num_rows = 0;
+      }
+    }
+    if (piece_rows < num_rows) num_rows = piece_rows;
+    counts[i] = num_rows;
+    plan->members[i].slot = is_here ? base : 0;
+    plan->members[i].peer = peer_index;
+  }
+  __syncthreads();
+  if (i == 0) {
+    u32 stop = 0;
+    for (u32 m = 0; m < num_members; m++) {
+      u32 first = stop;
+      stop = first + counts[m] <= bucket ? first + counts[m] : first;
+      plan->members[m].first = first, plan->members[m].stop = stop;
+    }
+    plan->num_rows = stop, plan->num_members = num_members;
+    plan->ticket = ticket, plan->layer_index = layer_index;
+    plan->first_row = first_row, plan->is_last_piece = is_last_piece;
+    plan->next_unit++;
+  }
+}
+
+__device__ __forceinline__ const Planned* member_of(const Plan* plan, u32 row) {
+  const Planned* member = plan->members;
+  while (row >= member->stop) member++;
+  return member;
+}
+
+// One block for each row of the bucket: rows, weights, and ids as this rank counts its experts.
+extern "C" __global__ void afd_pull(const Plan* plan, const Peer* peers, uint4* to_states,
+                                    u32* to_ids, u32* to_weights, u64* expert_counts,
+                                    u32 vectors_per_row, u32 top_k, u32 first_expert,
+                                    u32 num_experts) {
+  const u32 row = blockIdx.x, lane = threadIdx.x;
+  if (row >= plan->num_rows) {
+    for (u32 i = lane; i < top_k; i += blockDim.x) {
+      to_ids[(u64)row * top_k + i] = 0xffffffffu;
+      to_weights[(u64)row * top_k + i] = 0;
+    }
+    return;
+  }
+  const Planned* member = member_of(plan, row);
+  const Peer* peer = peers + member->peer;
+  const u64 source = row - member->first + plan->first_row;
+  uint4* to = to_states + (u64)row * vectors_per_row;
+  if (peer->is_fp8) {
+#if WITH_FP8
+    const u8* from = member->slot + peer->states + source * vectors_per_row * VALUES_PER_VECTOR;
+    const float* scales =
+        (const float*)(member->slot + peer->scales) + source * (vectors_per_row / LANES_PER_GROUP);
+    for (u32 i = lane; i < vectors_per_row; i += blockDim.x) {
+      float scale = scales[i / LANES_PER_GROUP], f[VALUES_PER_VECTOR];
+      u32 w[2];
+#if DTYPE_FLOAT32
+      w[0] = ((const u32*)from)[i];
+#else
+      uint2 packed = ((const uint2*)from)[i];
+      w[0] = packed.x, w[1] = packed.y;
+#endif
+#pragma unroll
+      for (int j = 0; j < VALUES_PER_VECTOR / 2; j++) {
+        u32 halves;
+        u16 pair = (u16)(w[j / 2] >> 16 * (j % 2));
+        asm("cvt.rn.f16x2.e4m3x2 %0,%1;" : "=r"(halves) : "h"(pair));
+        asm("cvt.f32.f16 %0,%1;" : "=f"(f[2 * j]) : "h"((u16)halves));
+        asm("cvt.f32.f16 %0,%1;" : "=f"(f[2 * j + 1]) : "h"((u16)(halves >> 16)));
+        f[2 * j] *= scale, f[2 * j + 1] *= scale;
+      }
+      to[i] = pack(f);
+    }
+#endif
+  } else {
+    const uint4* from = (const uint4*)(member->slot + peer->states) + source * vectors_per_row;
+    for (u32 i = lane; i < vectors_per_row; i += blockDim.x) to[i] = from[i];
+  }
+  const u32* ids = (const u32*)(member->slot + peer->ids) + source * top_k;
+  const u32* weights = (const u32*)(member->slot + peer->weights) + source * top_k;
+  for (u32 i = lane; i < top_k; i += blockDim.x) {
+    const u32 local = ids[i] - first_expert;
+    const bool is_ours = local < num_experts;
+    to_ids[(u64)row * top_k + i] = is_ours ? local : 0xffffffffu;
+    to_weights[(u64)row * top_k + i] = weights[i];
+    if (is_ours) atomicAdd(expert_counts + (u64)plan->layer_index * num_experts + local, 1ull);
+  }
+}
+
+// One block for each row of the bucket: partial sums into the members' slots; then their replies.
+extern "C" __global__ void afd_push(Plan* plan, const Peer* peers, const uint4* partial, u32* done,
+                                    u32 vectors_per_row) {
+  const u32 row = blockIdx.x;
+  if (row < plan->num_rows) {
+    const Planned* member = member_of(plan, row);
+    const u64 target = row - member->first + plan->first_row;
+    uint4* to = (uint4*)(member->slot + peers[member->peer].reply) + target * vectors_per_row;
+    const uint4* from = partial + (u64)row * vectors_per_row;
+    for (u32 i = threadIdx.x; i < vectors_per_row; i += blockDim.x) to[i] = from[i];
+  }
+  if (!is_last_block(&plan->blocks_done)) return;
+  for (u32 i = threadIdx.x; plan->is_last_piece && i < plan->num_members; i += blockDim.x) {
+    const Planned* member = plan->members + i;
+    const Peer* peer = peers + member->peer;
+    if (!member->slot || load_relaxed(&peer->is_alive) != 1) continue;
+    const u32* control = (const u32*)peer->slab - CONTROL_WORDS;
+    u32* words = (u32*)member->slot;
+    // NOTE: a server that attached anew meanwhile hears from this rank under its new epoch only.
+    if (load_relaxed(control + EPOCH) != peer->epoch_low ||
+        load_relaxed(control + EPOCH + 1) != peer->epoch_high)
+      continue;
+    __threadfence_system();
+    if (add_acq_rel(words + NUM_REPLIED, 1) + 1 == load_relaxed(control + NUM_RANKS))
+      store_release(words + ALL_REPLIED, 1);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) store_release(done, plan->ticket);
+}
