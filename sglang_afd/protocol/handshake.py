@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import re
 import secrets
@@ -57,6 +58,10 @@ class Gate:
         self._max_peers = max_peers
         self._pending: OrderedDict[bytes, tuple[Hello, bytes]] = OrderedDict()
         self._last_epoch = 0
+
+    def open_door(self, path: str) -> None:
+        """Whoever attaches from now on is told where to bring its slots."""
+        self.identity = dataclasses.replace(self.identity, door=path)
 
     def on_hello(self, connection: bytes, hello: Hello) -> Challenge | Refusal:
         """First message of `connection`; the answer proves that this side knows the secret."""

@@ -115,6 +115,10 @@ class Sessions:
         attached = [peer for peer, session in self._sessions.items() if session.follower_rank == -1]
         return self._send_away(attached, reason)
 
+    def dismiss(self, peer: bytes, reason: str) -> tuple[list[Event], list[Message]]:
+        """End one attention server's session; returns that, and what to tell it."""
+        return self._send_away([peer] if peer in self._sessions else [], reason)
+
     def combine_frames(self, exchange: Exchange, partial: Tensor) -> list[Frame]:
         """The reply to one exchange; its slot is free again."""
         header = exchange.header
@@ -207,6 +211,8 @@ class Sessions:
                 f"slot {header.micro_batch_id} already has an exchange in flight; "
                 f"wait for its reply"
             )
+        if self._gate.identity.door:
+            raise ProtocolError("rows came over ZeroMQ to a server that reads them from slots")
         spec = self._spec
         if header.layer_id not in self._layers:
             raise ProtocolError(

@@ -102,6 +102,12 @@ class ZmqHub(Hub):
         self._send_all(messages)
         return events
 
+    def dismiss(self, peer: bytes, reason: str) -> list[Event]:
+        """Send one attention server away, to attach again; returns that it is gone."""
+        events, messages = self._sessions.dismiss(peer, reason)
+        self._send_all(messages)
+        return events
+
     def close(self) -> None:
         """See `Hub`."""
         if self._follower is not None:

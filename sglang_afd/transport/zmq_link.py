@@ -105,6 +105,16 @@ class ZmqLink(Link):
         """When the reply of each rank to the exchange combined last was read, by rank."""
         return self._slots.received_ns
 
+    def hear(self) -> None:
+        """Read what ranks said unasked, without waiting; for links whose rows go another way.
+
+        Raises:
+            PeerLost: A rank sent us away, or declined an exchange.
+        """
+        for socket in () if self._closed else self._sockets:
+            while int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                self._receive(socket)
+
     def mark_lost(self, reason: str) -> None:
         """See `Link`; callable from any thread."""
         with self._lost_lock:
