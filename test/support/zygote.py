@@ -3,31 +3,48 @@
 Run as a script; commands come as JSON lines on standard input, answers go to standard output. A
 forked server is the same code on the same command line as a real one; only the start method of
 SGLang's own child processes is changed from spawn to fork. `plant` names a fault from `faults.py`,
-to show that a test can fail.
+to show that a test can fail. With a GPU nothing here initialises CUDA (unborn_cuda.py), so that the
+servers can; SIGUSR2 makes a server's processes write their stacks into its log.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import gc
+import importlib
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import traceback
 from typing import Any
 
 # NOTE: must precede every import of SGLang.
-from sglang_afd.upstream import cpu_shim  # noqa: F401
+from sglang_afd.upstream import cpu_shim
+
+# What servers import later, which takes seconds.
+_GPU_MODULES = (
+    *("sglang_afd.attn.scheduler", "sglang_afd.attn.server", "sglang_afd.mlp.ranks"),
+    *("sglang.launch_server", "sglang.srt.layers.attention.flashattention_backend"),
+    "sglang.srt.layers.attention.triton_backend",
+)
 
 
 def main() -> None:
     """Serve fork commands until standard input ends."""
-    import sglang.srt.entrypoints.http_server
-    import sglang.srt.managers.detokenizer_manager
-    import sglang.srt.managers.scheduler
-    import sglang.srt.models.registry  # noqa: F401 - imports every model
-    from sglang.srt.models.registry import ModelRegistry
+    if not cpu_shim.IS_CPU:
+        import unborn_cuda
 
-    ModelRegistry.get_supported_archs()
+        unborn_cuda.use_nvml()
+        unborn_cuda.keep()
+    _import_sglang()
+    if not cpu_shim.IS_CPU:
+        for module in _GPU_MODULES:
+            importlib.import_module(module)
+        unborn_cuda.check()
+    gc.collect()
+    gc.freeze()  # so that a collection in a server copies no page of this process
     _say({"ready": True})
     for line in sys.stdin:
         command = json.loads(line)
@@ -35,6 +52,16 @@ def main() -> None:
         if pid == 0:
             _become_server(command)
         _say({"pid": pid})
+
+
+def _import_sglang() -> None:
+    import sglang.srt.entrypoints.http_server
+    import sglang.srt.managers.detokenizer_manager
+    import sglang.srt.managers.scheduler
+    import sglang.srt.models.registry  # noqa: F401 - imports every model
+    from sglang.srt.models.registry import ModelRegistry
+
+    ModelRegistry.get_supported_archs()
 
 
 def _say(answer: dict[str, Any]) -> None:
@@ -47,6 +74,7 @@ def _become_server(command: dict[str, Any]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    faulthandler.register(signal.SIGUSR2)
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = lambda *args, **kwargs: None  # type: ignore[assignment]
     os.environ |= command.get("env", {})
@@ -85,6 +113,8 @@ def _run(kind: str, argv: list[str], plant: str | None) -> int:
 
         run_server(prepare_server_args(argv))
         return 0
+    if kind == "call":
+        return int(importlib.import_module(argv[2]).main(argv[3:]))
     if kind == "replay":
         import replay_peer
 

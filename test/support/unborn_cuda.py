@@ -1,0 +1,122 @@
+"""Lets a process import SGLang and read its arguments without initialising CUDA.
+
+A process in which CUDA was initialised cannot fork children that use it. SGLang asks for the
+device's properties at import and when it reads arguments, which initialises CUDA. Here a child asks
+once for all; its answers are given until the process itself initialises CUDA.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
+_PLAIN = (bool, int, float, str)
+
+_initialised_at: list[str] = []
+
+
+def use_nvml() -> None:
+    """Have torch look for devices through NVML; before torch is imported."""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+
+
+def keep() -> None:
+    """Put the answers in place; before SGLang is imported.
+
+    Raises:
+        RuntimeError: A process that uses CUDA could not be forked from here.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("NVML shows no GPU")
+    answers = _ask_in_a_child()
+    properties = SimpleNamespace(**answers["properties"])
+    _answer("get_device_properties", lambda device=None: properties)
+    _answer("current_device", lambda: 0)
+    _answer("mem_get_info", lambda device=None: tuple(answers["memory"]))
+    _note_initialisation()
+    os.register_at_fork(before=_warn)
+    check()
+
+
+def check() -> None:
+    """Raise if CUDA, or its driver, was initialised in this process."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        raise RuntimeError(f"CUDA was initialised before a fork:\n{''.join(_initialised_at)}")
+    count = ctypes.c_int()
+    code = ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count))
+    if code != _NOT_INITIALIZED:
+        raise RuntimeError(f"CUDA's driver was initialised before a fork (it answers {code})")
+
+
+def _ask_in_a_child() -> dict[str, Any]:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.write(writer, json.dumps(_properties()).encode())
+            code = 0
+        except BaseException:  # noqa: BLE001 - the process ends here; its log shall say why
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        text = file.read()
+    if os.waitpid(pid, 0)[1] != 0:
+        raise RuntimeError("a forked process cannot use CUDA; its traceback is above")
+    return dict(json.loads(text))
+
+
+def _properties() -> dict[str, Any]:
+    import torch
+
+    found = torch.cuda.get_device_properties(0)
+    fields = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
+    plain = {name: value for name, value in fields.items() if isinstance(value, _PLAIN)}
+    plain |= {"uuid": str(fields.get("uuid", ""))}
+    return {"properties": plain, "memory": torch.cuda.mem_get_info()}
+
+
+def _answer(name: str, answer: Callable[..., Any]) -> None:
+    import torch
+
+    real = getattr(torch.cuda, name)
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        is_unborn = not torch.cuda.is_initialized()
+        return answer(*args, **kwargs) if is_unborn else real(*args, **kwargs)
+
+    setattr(torch.cuda, name, ask)
+
+
+def _note_initialisation() -> None:
+    import torch
+
+    initialise = torch.cuda._lazy_init
+
+    def note_and_initialise() -> None:
+        if not torch.cuda.is_initialized():
+            _initialised_at[:] = traceback.format_stack()
+        initialise()
+
+    torch.cuda._lazy_init = note_and_initialise
+
+
+def _warn() -> None:
+    try:
+        check()
+    except RuntimeError as error:
+        print(error, file=sys.stderr, flush=True)
