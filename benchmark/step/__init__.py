@@ -1,0 +1,1 @@
+"""Parts of bench_step.py: decode steps of stock SGLang and of split roles on one device."""

@@ -1,0 +1,236 @@
+"""Runs one block: its children, every case, and what was seen of each."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from step import kernels, roles
+from step.cases import Case, Setup
+from step.fleet import Block, BlockFailed, Child, ChildSpec, Launcher
+from step.summary import BlockRun, PeerRun
+
+SHARE_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+_COUNTED = ("expert_runs", "decode_runs", "decode_run_peers", "exchanges", "rows", "lone_runs")
+_METRIC = "sglang_afd_mlp_{}_total"
+
+
+@dataclass(kw_only=True)
+class BlockResult:
+    """What one block found; a case that failed is missing in `runs`."""
+
+    runs: dict[str, BlockRun] = field(default_factory=dict)
+    profiles: dict[str, dict[str, Any]] = field(default_factory=dict)
+    logits: Path | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+
+class Runner:
+    """Runs blocks of both sides."""
+
+    def __init__(
+        self, launcher: Launcher, setup: Setup, cases: Sequence[Case], timeout_s: float
+    ) -> None:
+        self._launcher = launcher
+        self._setup = setup
+        self._cases = cases
+        self._timeout_s = timeout_s
+
+    def colocated(self, *, with_logits: bool, with_profile: bool) -> BlockResult:
+        """Stock SGLang, alone on the device."""
+        argv = roles.colocated(self._setup, self._cases, _free_port())
+        spec = ChildSpec(name="colocated", kind="colocated", argv=argv)
+        return self._block([spec], "loaded", with_logits, with_profile)
+
+    def afd(
+        self, environment: Mapping[str, str], *, with_logits: bool, with_profile: bool
+    ) -> BlockResult:
+        """Both roles.
+
+        Args:
+            environment: What they need to share a GPU.
+            with_logits: Whether to save those that are compared.
+            with_profile: Whether to record kernels once everything is timed.
+        """
+        specs = self._afd_specs(environment)
+        return self._block(specs, "attached", with_logits, with_profile)
+
+    def _afd_specs(self, environment: Mapping[str, str]) -> list[ChildSpec]:
+        setup = self._setup
+        ports = [_free_port() for _ in range(setup.num_mlp + setup.num_attn)]
+        leader = f"http://127.0.0.1:{ports[0]}"
+        shares = setup.sm_share.split(",") if setup.sm_share else ["", ""]
+        env_attn = dict(environment) | ({SHARE_VARIABLE: shares[0]} if shares[0] else {})
+        env_mlp = dict(environment) | ({SHARE_VARIABLE: shares[1]} if shares[1] else {})
+        env_mlp["SGLANG_AFD_ROUNDS"] = setup.rounds
+        mlp = [
+            ChildSpec(
+                name=f"mlp-{rank}",
+                kind="mlp",
+                argv=roles.mlp(
+                    setup, port, rank, leader, f"ipc://{self._launcher.directory}/{port}.sock"
+                ),
+                env=env_mlp,
+            )
+            for rank, port in enumerate(ports[: setup.num_mlp])
+        ]
+        attn = [
+            ChildSpec(
+                name=f"attn-{index}",
+                kind="attn",
+                argv=roles.attention(setup, self._cases, port, leader),
+                env=env_attn,
+            )
+            for index, port in enumerate(ports[setup.num_mlp :])
+        ]
+        return [*mlp, *attn]
+
+    def _block(
+        self, specs: list[ChildSpec], ready: str, with_logits: bool, with_profile: bool
+    ) -> BlockResult:
+        result = BlockResult()
+        started_s = time.monotonic()
+        try:
+            with self._launcher.block(specs, timeout_s=self._timeout_s) as block:
+                decoders = block.of_kind("colocated", "attn")
+                block.wait_said(ready, "colocated", "attn")
+                result.facts = _facts(block, time.monotonic() - started_s)
+                if with_logits:
+                    result.logits = self._probe(block, decoders[0])
+                self._run_cases(block, decoders, result)
+                if with_profile:
+                    self._profile_cases(block, decoders, result)
+                block.ask_all(decoders, {"do": "end"})
+        except BlockFailed as error:
+            result.failures.append(str(error))
+        result.facts["block_s"] = round(time.monotonic() - started_s, 1)
+        return result
+
+    def _probe(self, block: Block, decoder: Child) -> Path:
+        file = self._launcher.directory / f"logits-{decoder.spec.kind}.npy"
+        block.ask_all([decoder], {"do": "probe", "file": str(file)})
+        return file
+
+    def _run_cases(self, block: Block, decoders: list[Child], result: BlockResult) -> None:
+        for case in self._cases:
+            with _named(case.name):
+                result.runs[case.name] = self._run_case(block, decoders, case)
+
+    def _run_case(self, block: Block, decoders: list[Child], case: Case) -> BlockRun:
+        setup = self._setup
+        self._prepare(block, decoders, case)
+        before = _counts(block)
+        order = {"do": "decode", "warm": setup.warm_steps, "steps": setup.steps}
+        answers = block.ask_all(decoders, order)
+        counts = _per_step(before, _counts(block), setup.warm_steps + setup.steps)
+        touched = block.ask_all(decoders, {"do": "touched"})
+        return BlockRun(
+            peers=[
+                PeerRun(
+                    step_ms=answer["step_ms"],
+                    device_ms=answer["device_ms"],
+                    touched=seen["touched"],
+                )
+                for answer, seen in zip(answers, touched, strict=True)
+            ],
+            mlp=counts,
+        )
+
+    def _prepare(self, block: Block, decoders: list[Child], case: Case) -> None:
+        rows = case.batch // len(decoders)
+        orders = [
+            {
+                "do": "prepare",
+                "first_row": index * rows,
+                "num_rows": rows,
+                "context": case.context,
+                "is_cached": self._setup.context_kind == "cached",
+            }
+            for index in range(len(decoders))
+        ]
+        block.ask_all(decoders, *orders)
+
+    def _profile_cases(self, block: Block, decoders: list[Child], result: BlockResult) -> None:
+        steps = self._setup.profile_steps
+        experts = block.of_kind("mlp")
+        for case in self._cases:
+            with _named(f"profile of {case.name}"):
+                self._prepare(block, decoders, case)
+                block.ask_all(experts, {"do": "record"})
+                seen = block.ask_all(decoders, {"do": "profile", "steps": steps})
+                seen += block.ask_all(experts, {"do": "recorded"})
+                names = [child.spec.name for child in [*decoders, *experts]]
+                result.profiles[case.name] = {
+                    name: {
+                        "ms": kernels.times_of(answer["kernels"], steps),
+                        "slowest": kernels.slowest(answer["kernels"], steps),
+                    }
+                    for name, answer in zip(names, seen, strict=True)
+                }
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except BlockFailed as error:
+        raise BlockFailed(f"{what}: {error}") from None
+
+
+def _facts(block: Block, ready_s: float) -> dict[str, Any]:
+    facts: dict[str, Any] = {"ready_s": round(ready_s, 1)}
+    free = [child.said["here"].get("free_bytes") for child in block.children]
+    if free[0] is not None:
+        facts["free_gib_at_start"] = round(free[0] / 2**30, 2)
+    facts["children"] = {
+        child.spec.name: {
+            key: value for key, value in child.said.get("loaded", {}).items() if key != "is"
+        }
+        for child in block.of_kind("colocated", "attn")
+    }
+    return facts
+
+
+def _counts(block: Block) -> dict[str, float]:
+    """Of the counters of rank 0, which forms the rounds; empty without MLP servers."""
+    ranks = block.of_kind("mlp")
+    if not ranks:
+        return {}
+    argv = ranks[0].spec.argv
+    url = f"http://127.0.0.1:{argv[argv.index('--port') + 1]}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    values = {}
+    for line in lines:
+        name, _, value = line.rpartition(" ")
+        with contextlib.suppress(ValueError):
+            values[name.partition("{")[0]] = float(value)
+    return {name: values.get(_METRIC.format(name), 0.0) for name in _COUNTED}
+
+
+def _per_step(before: dict[str, float], after: dict[str, float], steps: int) -> dict[str, float]:
+    changes = {name: after[name] - before[name] for name in after}
+    if not changes:
+        return {}
+    runs = changes["decode_runs"]
+    return {f"{name}_per_step": change / steps for name, change in changes.items()} | {
+        "peers_per_decode_run": changes["decode_run_peers"] / runs if runs else 0.0
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+Progress = Callable[[str], None]

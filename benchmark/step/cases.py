@@ -1,0 +1,94 @@
+"""What is measured: cases, the shape of the deployment, and how a case is shared by servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+MARGIN_TOKENS = 16  # of each sequence, beyond its context and the steps
+PROBE_PROMPTS, PROBE_TOKENS, PROBE_STEPS = 8, 64, 2  # whose logits are compared
+PREFILLED_TAIL = 16  # tokens that are really prefilled behind a context of random keys and values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One line of the results: so many sequences with so many tokens of context."""
+
+    batch: int  # of all attention servers together
+    context: int
+
+    @property
+    def name(self) -> str:
+        """As it is written on the command line."""
+        return f"{self.batch}x{self.context}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Everything that is the same for all cases of a run."""
+
+    model: str  # a name of models.MODELS
+    model_path: str
+    is_dummy: bool  # weights by seed, see weights.py
+    device: str
+    num_attn: int
+    num_mlp: int
+    micro_batches: str
+    rounds: str  # on or off
+    attention_backend: str
+    moe_runner_backend: str
+    sm_share: str  # percent for attention and experts, with a comma between; "" for none
+    with_mps: bool
+    context_kind: str  # cached or prefilled
+    steps: int  # timed
+    warm_steps: int  # before them
+    profile_steps: int  # 0 for none
+    colocated_flags: tuple[str, ...] = field(default=())
+    attn_flags: tuple[str, ...] = field(default=())
+    mlp_flags: tuple[str, ...] = field(default=())
+
+    @property
+    def steps_of_case(self) -> int:
+        """How far a sequence grows: warm-up, timed steps, one for the routing, the profile."""
+        return self.warm_steps + self.steps + 1 + 2 * self.profile_steps
+
+
+def parse_cases(text: str) -> list[Case]:
+    """Cases such as `64x1024,128x2048`.
+
+    Raises:
+        ValueError: One is not two positive numbers, or is there twice.
+    """
+    cases = [_parse_case(item.strip()) for item in text.split(",")]
+    if len(set(cases)) != len(cases):
+        raise ValueError(f"{text} names a case twice")
+    return cases
+
+
+def _parse_case(text: str) -> Case:
+    batch, _, context = text.partition("x")
+    if not (batch.isdigit() and context.isdigit() and int(batch) and int(context)):
+        raise ValueError(f"{text!r} is not a case; write batch x context, e.g. 64x1024")
+    if int(context) <= PREFILLED_TAIL:
+        raise ValueError(f"the context of {text} must be above {PREFILLED_TAIL} tokens")
+    return Case(batch=int(batch), context=int(context))
+
+
+def check_divides(cases: Sequence[Case], num_attn: int) -> None:
+    """Every attention server gets as many sequences as the others.
+
+    Raises:
+        ValueError: A batch does not divide.
+    """
+    for case in cases:
+        if case.batch % num_attn:
+            raise ValueError(f"the batch of {case.name} does not divide by {num_attn} servers")
+
+
+def pool_tokens(cases: Sequence[Case], steps_of_case: int, num_servers: int) -> int:
+    """Tokens that the key-value pool of each of `num_servers` must hold."""
+    most = max(
+        case.batch // num_servers * (case.context + steps_of_case + MARGIN_TOKENS) for case in cases
+    )
+    probe = PROBE_PROMPTS * (PROBE_TOKENS + PROBE_STEPS + MARGIN_TOKENS)
+    return max(most, probe)
