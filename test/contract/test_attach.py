@@ -18,7 +18,7 @@ from sglang_afd.protocol.messages import RefusalCode
 from sglang_afd.transport.base import PeerAttached, PeerGone
 from sglang_afd.transport.zmq_hub import ZmqHub
 
-SPEC = make_spec()
+SPEC = make_spec(hidden_size=128)  # slots have room for rows of such a size in any dtype
 EXPERTS = ReferenceExperts(SPEC, 1, SEED)
 OTHER_SECRET = b"another secret, as long"
 
@@ -70,6 +70,18 @@ def undisturbed(fleet: Fleet, secret: bytes = b"") -> Iterator[None]:
             RefusalCode.MODEL,
             "rows per exchange differs: the attention server has 4, the MLP server has 5",
         ),
+        (
+            {"dispatch_dtype": "fp8"},
+            RefusalCode.MODEL,
+            "dtype of dispatched rows differs: the attention server has fp8, the MLP server has "
+            "float32; start both with the same --afd-dispatch-dtype",
+        ),
+        (
+            {"transport": "cuda_ipc"},
+            RefusalCode.MODEL,
+            "transport differs: the attention server has cuda_ipc, the MLP server has zmq; start "
+            "both with the same --afd-transport",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -77,7 +89,7 @@ def test_a_server_that_differs_is_refused_with_both_values(
     fleet: Fleet, changes: dict[str, Any], code: RefusalCode, message: str
 ) -> None:
     with undisturbed(fleet), pytest.raises(Refused) as caught:
-        fleet.attach(make_spec(**changes))
+        fleet.attach(make_spec(hidden_size=128, **changes))
 
     assert caught.value.code == code
     assert message in str(caught.value)

@@ -22,7 +22,7 @@ from sglang_afd.transport.base import Arrived
 def test_every_link_gets_the_sum_over_every_rank_bit_by_bit(
     fleet: Fleet, num_links: int, ep_size: int, dtype: str
 ) -> None:
-    spec = make_spec(dtype=dtype)
+    spec = make_spec(dtype=dtype, hidden_size=8)  # rows of 16 bytes at least
     experts = ReferenceExperts(spec, ep_size, SEED)
     fleet.start(spec, experts.run, ep_size)
     links = [fleet.attach(spec) for _ in range(num_links)]

@@ -116,7 +116,7 @@ class Zmq:
             handshake_timeout_s=PATIENCE_S,
         )
         link = ZmqLink([hub.address for hub in hubs], options)
-        thread = threading.Thread(target=_watch, args=(link,))
+        thread = threading.Thread(target=watch, args=(link,))
         thread.start()
         self._watched.append((link, thread))
         return link
@@ -138,7 +138,19 @@ class Zmq:
             thread.join(PATIENCE_S)
 
 
-def _watch(link: ZmqLink) -> None:
+class Watched(Protocol):
+    """A link that a thread of its own looks after."""
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    def watch(self, timeout_s: float) -> bool: ...
+
+    def close_watch(self) -> None: ...
+
+
+def watch(link: Watched) -> None:
+    """What a server's attaching thread does with a link."""
     while link.watch(TURN_S):
         pass
     while not link.is_closed:  # ZeroMQ wants the watched sockets closed first

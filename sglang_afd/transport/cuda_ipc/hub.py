@@ -112,6 +112,8 @@ class CudaIpcHub(Hub):
             self._door.close()
             raise
         self.address = self._control.address
+        if options.with_rows:
+            self._prepare_replies()
 
     @property
     def num_refused(self) -> int:
@@ -197,6 +199,10 @@ class CudaIpcHub(Hub):
         deadline_s = time.monotonic() + UNMAP_S
         while self._retired and time.monotonic() < deadline_s:
             self._unmap()
+
+    def _prepare_replies(self) -> None:
+        # NOTE: before anybody waits, since allocating may itself wait for kernels that do.
+        assert self._units.num_submitted == 0 and self._stream is not None
 
     @functools.cached_property
     def _units(self) -> UnitExchange:

@@ -79,8 +79,12 @@ class CudaIpcLink(Link):
 
     def raise_if_lost(self) -> None:
         """See `Link`; ExchangeFailed where the experts could not run on our rows."""
-        if self._failure is not None:
-            raise self._failure
+        if self.lost is None:
+            return
+        with self._sockets_lock:  # whoever heard of the loss has then said what it is
+            failure = self._failure
+        if failure is not None:
+            raise failure
         super().raise_if_lost()
 
     def announce(self, message: StepIntent | Withdrawal) -> None:
