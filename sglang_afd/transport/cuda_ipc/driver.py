@@ -6,8 +6,10 @@ Source: CUDA 13 driver API, "Virtual Memory Management" and "Stream Memory Opera
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -41,8 +43,7 @@ def check(result: tuple[Any, ...]) -> Any:
 @contextmanager
 def on_device(device: int) -> Iterator[None]:
     """Calls of the driver go to `device`, in any thread, also while another thread captures."""
-    context = check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(device))))
-    check(driver.cuCtxPushCurrent(context))
+    check(driver.cuCtxPushCurrent(_context(device)))
     relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     before = check(driver.cuThreadExchangeStreamCaptureMode(relaxed))
     try:
@@ -50,7 +51,13 @@ def on_device(device: int) -> Iterator[None]:
     finally:
         check(driver.cuThreadExchangeStreamCaptureMode(before))
         check(driver.cuCtxPopCurrent())
-        check(driver.cuDevicePrimaryCtxRelease(check(driver.cuDeviceGet(device))))
+
+
+@functools.cache
+def _context(device: int) -> Any:
+    # The one that torch uses, too; held, since it would go with its last user.
+    torch.cuda.init()
+    return check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(device))))
 
 
 class Module:
@@ -158,12 +165,23 @@ class SharedPage:
     def __init__(self, num_bytes: int, device: int) -> None:
         self.descriptor = os.memfd_create("sglang-afd-doorbell", os.MFD_CLOEXEC)
         os.ftruncate(self.descriptor, num_bytes)
-        self._map = mmap.mmap(self.descriptor, num_bytes)
-        self._held = ctypes.c_char.from_buffer(self._map)
-        host = ctypes.addressof(self._held)
+        page = mmap.mmap(self.descriptor, num_bytes)
+        held = ctypes.c_char.from_buffer(page)
+        host = ctypes.addressof(held)
         with on_device(device):
             check(driver.cuMemHostRegister(host, num_bytes, driver.CU_MEMHOSTREGISTER_DEVICEMAP))
             self.address = int(check(driver.cuMemHostGetDevicePointer(host, 0)))
+        self._free = weakref.finalize(self, _free_page, self.descriptor, device, page, held)
+
+    def close(self) -> None:
+        """Free it, once no kernel writes to it; idempotent."""
+        self._free()
+
+
+def _free_page(descriptor: int, device: int, page: mmap.mmap, held: ctypes.c_char) -> None:
+    with on_device(device):
+        check(driver.cuMemHostUnregister(ctypes.addressof(held)))
+    os.close(descriptor)  # the page itself goes with its last user
 
 
 def synchronize(stream: int) -> None:

@@ -277,7 +277,7 @@ struct Member {     // of a unit, as the host wrote it
 struct Unit {
   u32 ticket, layer_index, layer_id, num_members;
   u32 first_row, num_rows, is_last_piece, unused;
-  Member members[];
+  Member members[1];
 };
 struct Planned {    // of a member, as the plan kernel left it
   u8* slot;         // 0 when it is dead
@@ -286,10 +286,16 @@ struct Planned {    // of a member, as the plan kernel left it
 struct Plan {
   u32 ticket, layer_index, num_members, num_rows;
   u32 first_row, is_last_piece, next_unit, blocks_done;
-  Planned members[];
+  Planned members[1];
 };
 
-__device__ __forceinline__ u32 read_host(const u32* p) { return load_relaxed(p); }
+__device__ __forceinline__ uint4 read_host(const void* p) {
+  uint4 v;
+  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3},[%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
 
 // One block. Takes the next unit, waits for the rows of each member, and lays them out in order.
 extern "C" __global__ void afd_plan(Plan* plan, const u8* units, u32 unit_bytes, u32 num_units,
@@ -297,14 +303,13 @@ extern "C" __global__ void afd_plan(Plan* plan, const u8* units, u32 unit_bytes,
   extern __shared__ u32 counts[];
   const Unit* unit = (const Unit*)(units + (u64)(plan->next_unit % num_units) * unit_bytes);
   const u32 i = threadIdx.x;
-  const Member* member = unit->members + i;
-  // Every load from host memory is on its way before the first one is used.
-  const u32 peer_index = read_host(&member->peer), slot = read_host(&member->slot);
-  const u32 wanted_rows = read_host(&member->num_rows), seq = read_host(&member->seq);
-  const u32 num_members = read_host(&unit->num_members), layer_id = read_host(&unit->layer_id);
-  const u32 layer_index = read_host(&unit->layer_index), ticket = read_host(&unit->ticket);
-  const u32 first_row = read_host(&unit->first_row), piece_rows = read_host(&unit->num_rows);
-  const u32 is_last_piece = read_host(&unit->is_last_piece);
+  // All loads from host memory are on their way before the first one is used.
+  const uint4 member = read_host(unit->members + i);
+  const uint4 first_words = read_host(&unit->ticket), last_words = read_host(&unit->first_row);
+  const u32 peer_index = member.x, slot = member.y, wanted_rows = member.z, seq = member.w;
+  const u32 ticket = first_words.x, layer_index = first_words.y, layer_id = first_words.z;
+  const u32 num_members = first_words.w, first_row = last_words.x, piece_rows = last_words.y;
+  const u32 is_last_piece = last_words.z;
   counts[i] = 0;
   if (i < num_members) {
     const Peer* peer = peers + peer_index;
@@ -432,10 +437,10 @@ extern "C" __global__ void afd_push(Plan* plan, const Peer* peers, const uint4* 
     if (load_relaxed(control + EPOCH) != peer->epoch_low ||
         load_relaxed(control + EPOCH + 1) != peer->epoch_high)
       continue;
-    __threadfence_system();
-    if (add_acq_rel(words + NUM_REPLIED, 1) + 1 == load_relaxed(control + NUM_RANKS))
+    const u32 num_ranks = load_relaxed(control + NUM_RANKS);
+    if (num_ranks == 1 || add_acq_rel(words + NUM_REPLIED, 1) + 1 == num_ranks)
       store_release(words + ALL_REPLIED, 1);
   }
   __syncthreads();
-  if (threadIdx.x == 0) store_release(done, plan->ticket);
+  if (threadIdx.x == 0) store_relaxed(done, plan->ticket);
 }

@@ -13,6 +13,7 @@ from sglang_afd.errors import CapacityError
 from sglang_afd.transport.base import Rows
 from sglang_afd.transport.cuda_ipc import driver, layout
 from sglang_afd.transport.cuda_ipc.layout import SlabShape, SlotHeader
+from sglang_afd.transport.cuda_ipc.streams import own_stream
 
 _WORDS = np.dtype("<u4")
 _ROW = np.dtype(  # struct Peer of exchange.cu
@@ -51,7 +52,7 @@ class PeerTable:
         self.rank = rank
         self.device = device
         self._peers: dict[int, _Peer] = {}
-        self._stream = torch.cuda.Stream(device)
+        self._stream = own_stream(device, is_urgent=True)  # it ends waits
         self._rows = torch.zeros(
             max_peers, _ROW.itemsize, dtype=torch.uint8, device=f"cuda:{device}"
         )

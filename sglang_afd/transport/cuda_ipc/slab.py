@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import torch
@@ -12,9 +13,11 @@ from sglang_afd.protocol.messages import Kind
 from sglang_afd.transport.cuda_ipc import driver, kernels, layout
 from sglang_afd.transport.cuda_ipc.kernels import POINTER, U32, U64, VECTOR_BYTES
 from sglang_afd.transport.cuda_ipc.layout import LinkWord, SlabShape, WaitPolicy
+from sglang_afd.transport.cuda_ipc.streams import own_stream
 
 _RING = 16  # pinned blocks for step words; two steps are in flight
 _SUM_BLOCKS = 64
+_WORD = torch.int32
 
 
 class Slab:
@@ -36,14 +39,14 @@ class Slab:
             raise ConfigError("this GPU cannot quantise to FP8; leave out --afd-dispatch-dtype fp8")
         self.shape = shape
         self.link = LinkWord.DETACHED
-        self._device = device
+        self.device = device
         self._policy = policy
         self._module = kernels.module(device, shape.dtype)
         self._memory = driver.SharedMemory(shape.num_bytes, device)
         self._page = driver.SharedPage(layout.DOORBELL_BYTES, device)
         self.fds = (self._memory.export(), self._page.descriptor)
         self._control_lock = threading.Lock()
-        self._control_stream = torch.cuda.Stream(device)
+        self._control_stream = own_stream(device, is_urgent=True)  # it ends waits
         self._stream = self._control_stream.cuda_stream
         self._staged = torch.zeros(_RING, 8, dtype=torch.int32, pin_memory=True)
         self._staged_rows = self._staged.numpy()
@@ -85,6 +88,22 @@ class Slab:
     def detach(self) -> None:
         """Forget what is pending, while no step runs."""
         self._set_link(LinkWord.DETACHED)
+
+    def num_replied(self, slot: int) -> int:
+        """How many ranks have replied to what is in a slot."""
+        words = self._memory.view(self.shape.slot_offset(slot), (layout.NUM_REPLIED + 1,), _WORD)
+        with torch.cuda.stream(self._control_stream):
+            return int(words[layout.NUM_REPLIED].item())
+
+    def close(self) -> None:
+        """Free everything, once no step runs and no graph will; idempotent."""
+        if self._page.address:
+            torch.cuda.synchronize(self.device)
+            self._replies.clear()
+            os.close(self.fds[0])
+            self._page.close()
+            self._memory.close()
+            self._page.address = 0
 
     # In the order of torch's current stream.
 
@@ -200,7 +219,7 @@ class Slab:
 
     def _set_link(self, link: LinkWord, epoch: int = 0, num_ranks: int = 0) -> None:
         shape, base = self.shape, self._memory.address
-        with self._control_lock, driver.on_device(self._device):
+        with self._control_lock, driver.on_device(self.device):
             driver.launch(
                 self._module.function("afd_set_link"),
                 self._stream,

@@ -14,7 +14,7 @@ from sglang_afd.transport.cuda_ipc import driver, kernels
 from sglang_afd.transport.cuda_ipc.kernels import POINTER, U32, VECTOR_BYTES
 from sglang_afd.transport.cuda_ipc.peer_table import PeerTable
 
-RING_UNITS = 16  # descriptors that may be submitted and not yet done
+RING_UNITS = 64  # descriptors that may be submitted and not yet done
 _EVERY_ROW = 0xFFFFFFFF
 _HEADER_WORDS = 8  # of struct Unit and of struct Plan in exchange.cu
 _MEMBER_WORDS = 4
@@ -201,6 +201,11 @@ class UnitExchange:
                 (self._vectors, U32),
             ),
         )
+
+    @property
+    def num_submitted(self) -> int:
+        """Units described so far; the last one's ticket."""
+        return self._num_submitted
 
     @property
     def num_done(self) -> int:
