@@ -20,7 +20,10 @@ from sglang_afd.errors import AfdError
 from sglang_afd.fleet.chat import CHAT_PATH, chat_body, stream_chat
 from sglang_afd.fleet.config import LaunchConfig, parse_args
 from sglang_afd.fleet.console import Console
-from sglang_afd.fleet.gpus import num_visible_gpus
+from sglang_afd.fleet.gpus import visible_gpus
+from sglang_afd.fleet.memory import MemoryPlan
+from sglang_afd.fleet.memory_report import report_memory
+from sglang_afd.fleet.on_gpus import on_gpus
 from sglang_afd.fleet.plan import Plan, router_url
 from sglang_afd.fleet.ports import hold_free_ports, hold_port
 from sglang_afd.fleet.probe import wait_until_ready
@@ -54,24 +57,30 @@ def launch(config: LaunchConfig, console: Console) -> int:
         hold_free_ports("127.0.0.1", config.mlp + config.attn + config.spares) as ports,
     ):
         model_path = config.model_path or ensure_embedded_model()
-        num_gpus = num_visible_gpus()
-        if num_gpus == 0:
+        visible = visible_gpus()
+        if not visible.list:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
-        plan = Plan(config=config, model_path=model_path, ports=ports, num_gpus=num_gpus)
-        servers, spares = plan.servers(), Spares(config.spares)
-        using = use(config, servers, console, spares)
-        code = asyncio.run(run_fleet(servers, using, console, spares=spares))
+        with on_gpus(config, model_path, visible, console) as gpus:
+            plan = Plan(config=config, model_path=model_path, ports=ports, on_gpus=gpus)
+            servers, spares = plan.servers(), Spares(config.spares)
+            using = use(config, servers, console, spares, gpus.memory)
+            code = asyncio.run(run_fleet(servers, using, console, spares=spares))
         return code if config.prompt else 0
 
 
 async def use(
-    config: LaunchConfig, servers: Sequence[ServerSpec], console: Console, spares: Spares
+    config: LaunchConfig,
+    servers: Sequence[ServerSpec],
+    console: Console,
+    spares: Spares,
+    memory: MemoryPlan,
 ) -> None:
     """Ask what there is to ask; then return after a prompt, or stay until cancelled."""
     async with aiohttp.ClientSession() as session:
         console.progress("starting " + ", ".join(server.name for server in servers))
         await wait_until_ready(servers, session, console)
         spares.open()
+        await report_memory(memory, servers, session, console)
         prompt = DEMO_PROMPT if config.demo else config.prompt
         if prompt:
             await ask(config, prompt, session, console)

@@ -65,6 +65,7 @@ def _describe(board: StatusBoard, *, is_warm: bool) -> dict[str, Any]:
         "num_failed_requests": status.num_failed_requests,
         **_describe_steps(board.steps()),
         "weights": status.weights,
+        "memory": status.memory,
         "versions": {"sglang_afd": __version__, "sglang": check_version()},
     }
 

@@ -43,6 +43,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     num_retracted_requests: int = 0  # started over from their tokens, since a stall took too long
     num_failed_requests: int = 0  # ended because the MLP servers were away
     weights: dict[str, int] = {}  # tensors read and skipped; msgspec copies the default
+    memory: dict[str, int] = {}  # what it holds on its GPU; empty on a CPU
 
     def at(self, now_s: float) -> Status:
         """This status at a time of `time.monotonic()`, which processes of one host share."""

@@ -22,6 +22,9 @@ class LaunchConfig:
     attn: int = 2  # attention servers; 1 .. 64
     mlp: int = 1  # MLP servers, each one expert-parallel rank; 1 .. 64
     spares: int = 0  # MLP servers that wait to take the place of one that ends; 0 .. 64
+    gpus: tuple[int, ...] = ()  # indices among the visible GPUs, each once; empty is all
+    sm_share: tuple[tuple[str, int], ...] = ()  # role and percent of SMs, 1 .. 100; all without
+    no_mps: bool = False  # servers that share a GPU take turns
     model_path: Path | None = None  # checkpoint directory; None is the embedded model
     host: str = "127.0.0.1"  # the router's address; the servers stay on 127.0.0.1
     port: int = 30000  # the router's port; 1 .. 65535
@@ -39,6 +42,10 @@ class LaunchConfig:
         _check_range("--mlp", self.mlp, 1, 64)
         _check_range("--spares", self.spares, 0, 64)
         _check_range("--port", self.port, 1, 65535)
+        for role, percent in self.sm_share:
+            _check_range(f"--sm-share {role}", percent, 1, 100)
+        if len(set(self.gpus)) < len(self.gpus):
+            raise ConfigError(f"--gpus {','.join(map(str, self.gpus))} names a GPU twice")
         _check_range("--max-tokens", self.max_tokens, 1, 1 << 20)
         if self.prompt and self.demo:
             raise ConfigError("--prompt and --demo both say what to ask; give one of them")
@@ -95,6 +102,21 @@ def _build_parser() -> argparse.ArgumentParser:
     flag("attn", "number of attention servers", metavar="N")
     flag("mlp", "number of MLP servers", metavar="M")
     flag("spares", "MLP servers that wait to take the place of one that ends", metavar="K")
+    flag(
+        "gpus",
+        "use these of the visible GPUs, counted from 0 (default: all); "
+        "servers share where they are fewer",
+        type=_indices,
+        metavar="I,J,...",
+    )
+    flag(
+        "sm_share",
+        "percent of a shared GPU's multiprocessors that a server of a role may use under MPS, "
+        "for example attn=50,mlp=100 (default: all)",
+        type=_shares,
+        metavar="ROLE=P,...",
+    )
+    switch("no-mps", "start no MPS daemon when servers share a GPU; they take turns then")
     flag("model_path", "checkpoint directory (default: the embedded model)", type=Path)
     flag("host", "address of the router")
     flag("port", "port of the router")
@@ -115,6 +137,26 @@ def _build_parser() -> argparse.ArgumentParser:
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(shlex.split(text))
+
+
+def _indices(text: str) -> tuple[int, ...]:
+    try:
+        indices = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list like 0,1,3") from None
+    if min(indices) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} names a GPU below 0")
+    return indices
+
+
+def _shares(text: str) -> tuple[tuple[str, int], ...]:
+    shares: dict[str, int] = {}
+    for pair in text.split(","):
+        role, _, percent = pair.strip().partition("=")
+        if role not in ("attn", "mlp") or role in shares or not percent.isdigit():
+            raise argparse.ArgumentTypeError(f"{text!r} is nothing like attn=50,mlp=100")
+        shares[role] = int(percent)
+    return tuple(shares.items())
 
 
 def _check_range(flag: str, got: int, low: int, high: int) -> None:

@@ -33,6 +33,7 @@ class Mps:
 
     environment: Mapping[str, str] | None  # what they need; None without MPS
     reason: str = ""  # why there is none
+    directory: Path | None = None  # of the daemon that was started here
     is_private: bool = True  # started here, and stopped here
     problems: list[str] = field(default_factory=list)  # filled as the `with` block ends
 
@@ -126,7 +127,7 @@ def _start(directory: Path, gpu_ids: Sequence[str]) -> Mps:
         return Mps(environment=None, reason=f"{CONTROL} -d ended with {code}: {said}")
     if not _answers(environment):
         return Mps(environment=None, reason=f"{CONTROL} -d started, and does not answer")
-    return Mps(environment=environment)
+    return Mps(environment=environment, directory=directory)
 
 
 def _answers(environment: Mapping[str, str]) -> bool:

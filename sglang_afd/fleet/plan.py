@@ -5,18 +5,16 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sglang_afd.fleet.config import LaunchConfig
+from sglang_afd.fleet.on_gpus import OnGpus
 from sglang_afd.fleet.spec import ServerSpec
 from sglang_afd.protocol.paths import STATUS_PATH
 
 SERVER_HOST = "127.0.0.1"
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-# Key-value cache of an attention server that shares its GPU, where SGLang would take nearly all of
-# the memory. A smaller fraction would not help: SGLang measures it while the other servers load.
-SHARED_GPU_TOKENS = 65536
 STOP_STAGES = {"router": 0, "attn": 1, "mlp": 2}
 # SGLang looks for SIGTERM every 5 s, to let requests finish; the router has seen to that by then.
 STOP_SIGNALS = {"attn": signal.SIGINT, "mlp": signal.SIGTERM}
@@ -35,7 +33,7 @@ class Plan:
     config: LaunchConfig
     model_path: Path  # the checkpoint that all of them load
     ports: Sequence[int]  # a free one per MLP server, attention server and spare
-    num_gpus: int  # GPUs that they use in turn; 0 is a machine without
+    on_gpus: OnGpus = field(default_factory=OnGpus)  # empty is a machine without GPUs
     python: str = sys.executable
 
     def servers(self) -> list[ServerSpec]:
@@ -58,7 +56,7 @@ class Plan:
 
     def _attn(self, index: int) -> ServerSpec:
         flags = ["--afd-mlp", self._leaders()]
-        if self.num_gpus == 0:
+        if not self.on_gpus.flags:
             # A scheduler without requests would otherwise take a whole core.
             flags.append("--sleep-on-idle")
         place = self.config.mlp + index
@@ -86,21 +84,17 @@ class Plan:
         argv = [self.python, "-m", "sglang_afd.launch_server", "--role", role]
         argv += ["--model-path", str(self.model_path)]
         argv += ["--host", SERVER_HOST, "--port", str(self.ports[place])]
-        if self.num_gpus > 0:
-            argv += ["--base-gpu-id", str(place % self.num_gpus)]
-            if role == "attn" and self._shares_gpu(place):
-                argv += ["--max-total-tokens", str(SHARED_GPU_TOKENS)]
+        name = f"{role}-{index}"
+        argv += self.on_gpus.flags.get(name, ())
         return ServerSpec(
-            name=f"{role}-{index}",
+            name=name,
             argv=(*argv, *self.config.server_args, *flags),
             status_url=self._url(place) + STATUS_PATH,
             stop_signal=STOP_SIGNALS[role],
             stop_stage=STOP_STAGES[role],
+            environment=self.on_gpus.environment.get(name, {}),
             has_spares=role == "mlp" and self.config.spares > 0,
         )
-
-    def _shares_gpu(self, place: int) -> bool:
-        return len(range(place % self.num_gpus, len(self.ports), self.num_gpus)) > 1
 
     def _url(self, place: int) -> str:
         return f"http://{SERVER_HOST}:{self.ports[place]}"

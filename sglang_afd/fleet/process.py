@@ -40,6 +40,7 @@ class ServerProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            env=os.environ | spec.environment,
             start_new_session=True,
         )
         self._on_line = on_line

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,4 +16,5 @@ class ServerSpec:
     status_url: str  # see probe.py for what counts as ready
     stop_signal: signal.Signals = signal.SIGTERM
     stop_stage: int = 0  # servers of a lower stage are stopped first: those that use the others
+    environment: Mapping[str, str] = field(default_factory=dict)  # besides the launcher's own
     has_spares: bool = False  # another takes its place when it ends, while there are spares

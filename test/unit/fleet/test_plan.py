@@ -6,20 +6,27 @@ import pytest
 
 from sglang_afd.errors import ConfigError
 from sglang_afd.fleet.config import LaunchConfig, parse_args
+from sglang_afd.fleet.on_gpus import OnGpus
 from sglang_afd.fleet.plan import Plan, router_url
 from sglang_afd.fleet.probe import missing_from
+from sglang_afd.fleet.spec import ServerSpec
+
+CPU = OnGpus()
 
 
-def plan(config: LaunchConfig, num_gpus: int = 0) -> dict[str, list[str]]:
+def plan(config: LaunchConfig, on_gpus: OnGpus = CPU) -> dict[str, list[str]]:
     """Arguments of each server by name, on ports 20000 and up."""
-    servers = Plan(
+    return {server.name: list(server.argv) for server in servers_of(config, on_gpus)}
+
+
+def servers_of(config: LaunchConfig, on_gpus: OnGpus = CPU) -> list[ServerSpec]:
+    return Plan(
         config=config,
         model_path=Path("/model"),
         ports=range(20000, 20000 + config.mlp + config.attn + config.spares),
-        num_gpus=num_gpus,
+        on_gpus=on_gpus,
         python="python",
     ).servers()
-    return {server.name: list(server.argv) for server in servers}
 
 
 def value_of(flag: str, argv: list[str]) -> str:
@@ -85,28 +92,26 @@ def test_a_users_flags_come_last_so_that_they_win() -> None:
 
 
 def test_idle_attention_servers_sleep_on_a_machine_without_a_gpu() -> None:
-    assert "--sleep-on-idle" in plan(LaunchConfig(), num_gpus=0)["attn-0"]
-    assert "--sleep-on-idle" not in plan(LaunchConfig(), num_gpus=1)["attn-0"]
+    on_gpus = OnGpus(flags={"mlp-0": ["--base-gpu-id", "0"], "attn-0": ["--base-gpu-id", "0"]})
+
+    assert "--sleep-on-idle" in plan(LaunchConfig())["attn-0"]
+    assert "--sleep-on-idle" not in plan(LaunchConfig(), on_gpus)["attn-0"]
 
 
-def test_servers_take_the_gpus_in_turn() -> None:
-    servers = plan(LaunchConfig(attn=2, mlp=1), num_gpus=2)
+def test_what_a_server_gets_on_a_gpu_stands_before_the_users_flags() -> None:
+    config = parse_args(["--attn", "1", "--", "--max-total-tokens", "5"])
+    on_gpus = OnGpus(
+        flags={"attn-0": ["--base-gpu-id", "2", "--max-total-tokens", "100"]},
+        environment={"attn-0": {"CUDA_MPS_PIPE_DIRECTORY": "/x"}},
+    )
 
-    ids = [value_of("--base-gpu-id", servers[name]) for name in ("mlp-0", "attn-0", "attn-1")]
-    assert ids == ["0", "1", "0"]
+    server = {server.name: server for server in servers_of(config, on_gpus)}["attn-0"]
 
-
-def test_servers_that_share_a_gpu_leave_each_other_memory() -> None:
-    shared = plan(LaunchConfig(attn=2, mlp=1), num_gpus=2)
-    alone = plan(LaunchConfig(attn=2, mlp=1), num_gpus=3)
-    sized = plan(parse_args(["--", "--max-total-tokens", "5"]), num_gpus=1)
-
-    assert "--max-total-tokens" in shared["attn-1"]  # beside mlp-0
-    assert "--max-total-tokens" not in shared["attn-0"]
-    assert "--max-total-tokens" not in shared["mlp-0"]
-    assert not any("--max-total-tokens" in argv for argv in alone.values())
-    tokens = [sized["attn-0"][at + 1] for at in _places("--max-total-tokens", sized["attn-0"])]
-    assert tokens[-1] == "5"  # the user's comes last
+    argv = list(server.argv)
+    assert value_of("--base-gpu-id", argv) == "2"
+    tokens = [argv[at + 1] for at in _places("--max-total-tokens", argv)]
+    assert tokens == ["100", "5"]
+    assert server.environment == {"CUDA_MPS_PIPE_DIRECTORY": "/x"}
 
 
 @pytest.mark.parametrize(
@@ -115,6 +120,13 @@ def test_servers_that_share_a_gpu_leave_each_other_memory() -> None:
         (["--attn", "0"], "--attn got 0"),
         (["--spares", "-1"], "--spares got -1"),
         (["--port", "70000"], "--port got 70000"),
+        (["--gpus", "0,x"], "'0,x' is no list like 0,1,3"),
+        (["--gpus", "0,-1"], "names a GPU below 0"),
+        (["--gpus", "1,1"], "--gpus 1,1 names a GPU twice"),
+        (["--sm-share", "attn=0"], "--sm-share attn got 0; choose a number from 1 to 100"),
+        (["--sm-share", "mlp=101"], "--sm-share mlp got 101"),
+        (["--sm-share", "router=5"], "is nothing like attn=50,mlp=100"),
+        (["--sm-share", "attn=50,attn=60"], "is nothing like attn=50,mlp=100"),
         (["--prompt", "x", "--demo"], "--prompt and --demo both"),
         (["--model-path", "/nowhere"], "--model-path /nowhere is no directory"),
     ],
