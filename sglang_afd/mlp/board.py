@@ -48,6 +48,11 @@ class Counter(IntEnum):
     WAIT_NS = auto()  # nothing to do
     RUN_NS = auto()  # experts
     REPLY_NS = auto()  # sending partial sums
+    LAUNCHES = auto()  # units that were enqueued on a GPU
+    LAUNCH_NS = auto()  # the host's work for them, from asking what comes next
+    GRAPH_RUNS = auto()  # of these, launched as a graph
+    EAGER_RUNS = auto()  # the others
+    IN_FLIGHT = auto()  # enqueued and not done, now
 
 
 class State(IntEnum):

@@ -30,6 +30,9 @@ _COUNTS = {
     Counter.DECODE_ROWS: ("decode_rows", "Rows of decode steps."),
     Counter.PREFILL_ROWS: ("prefill_rows", "Rows of prefill steps."),
     Counter.ROWS: ("rows", "Rows of all steps."),
+    Counter.LAUNCHES: ("launches", "Units enqueued on a GPU."),
+    Counter.GRAPH_RUNS: ("graph_runs", "Units launched as a CUDA graph."),
+    Counter.EAGER_RUNS: ("eager_runs", "Units launched kernel by kernel."),
 }
 _TIMES = {
     Counter.WINDOW_NS: ("window_seconds", "Time that rounds were held back."),
@@ -37,6 +40,7 @@ _TIMES = {
     Counter.WAIT_NS: ("wait_seconds", "Time spent waiting for rows."),
     Counter.RUN_NS: ("expert_run_seconds", "Time spent running experts."),
     Counter.REPLY_NS: ("reply_seconds", "Time spent sending partial sums."),
+    Counter.LAUNCH_NS: ("launch_seconds", "The host's time to choose and enqueue units."),
 }
 
 
@@ -57,6 +61,9 @@ class BoardCollector(Collector):
             yield self._counter(name, text, values[counter] / 1e9)
         yield self._gauge("attached_peers", "Attention servers attached.", values[Counter.PEERS])
         yield self._gauge("waiting_exchanges", "Arrived and not run.", values[Counter.WAITING])
+        yield self._gauge(
+            "units_in_flight", "Enqueued on a GPU and not done.", values[Counter.IN_FLIGHT]
+        )
         yield self._gauge(
             "parked_peers_now", "In a step and in no round.", values[Counter.PARKED_NOW]
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never
 
 from sglang_afd.mlp.board import Board, Counter
@@ -19,7 +19,6 @@ from sglang_afd.transport.base import (
     Exchange,
     FollowerGone,
     FollowerJoined,
-    Hub,
     LeaderFound,
     LeaderLost,
     Ordered,
@@ -28,6 +27,13 @@ from sglang_afd.transport.base import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+class Expels(Protocol):
+    """What is needed of a `Hub`."""
+
+    def expel(self, reason: str) -> list[Event]:
+        """See `Hub`."""
 
 
 class KeepsExchanges(Protocol):
@@ -52,17 +58,19 @@ class Reception:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: Expels,
         board: Board,
         order: RankOrder,
         keeper: KeepsExchanges,
         timeline: MlpTimeline | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hub = hub
         self._words = board.words
         self._order = order
         self._keeper = keeper
         self._timeline = timeline
+        self._clock = clock
 
     def take_all(self, events: Sequence[Event]) -> None:
         """Take what one poll brought."""
@@ -80,7 +88,7 @@ class Reception:
             self._take(event)
 
     def _take(self, event: Event) -> None:
-        now_s = time.monotonic()
+        now_s = self._clock()
         match event:
             case Arrived(exchange=exchange):
                 self._keeper.arrived(exchange, now_s)

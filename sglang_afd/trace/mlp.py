@@ -71,6 +71,38 @@ class MlpTimeline:
         """The partial sums of `member` are about to be sent."""
         self._replied_ns[member.peer, member.micro_batch_id] = time.monotonic_ns()
 
+    def take_arrival(self, member: Member) -> int | None:
+        """When the rows of a unit that is enqueued now came; None where that was not seen."""
+        return self._arrived_ns.pop((member.peer, member.micro_batch_id), None)
+
+    def ran_on_device(
+        self,
+        unit: Unit,
+        members: Sequence[Member],
+        arrivals_ns: Sequence[int | None],
+        started_ns: int,
+        done_ns: int,
+    ) -> None:
+        """A unit ended on a GPU.
+
+        Args:
+            unit: What ran.
+            members: Of it, or of a part of it.
+            arrivals_ns: Of `take_arrival`, when it was enqueued.
+            started_ns: When it was enqueued, or the one before it ended.
+            done_ns: When its end was seen.
+        """
+        now = self._arrived_ns
+        self._arrived_ns = {
+            (member.peer, member.micro_batch_id): at
+            for member, at in zip(members, arrivals_ns, strict=True)
+            if at is not None
+        }
+        if unit.is_last_piece:
+            self._replied_ns = {(each.peer, each.micro_batch_id): done_ns for each in members}
+        self.ran(unit, members, started_ns, done_ns)
+        self._arrived_ns = now
+
     def ran(self, unit: Unit, members: Sequence[Member], started_ns: int, ran_ns: int) -> None:
         """The experts ran for `members` of `unit`, and their replies have been handed over."""
         now_ns = time.monotonic_ns()
