@@ -28,7 +28,7 @@ class Answer:
     logprobs: tuple[float, ...]
 
 
-def ask(url: str, prompt: str, num_tokens: int = NUM_TOKENS) -> Answer:
+def ask(url: str, prompt: str, num_tokens: int = NUM_TOKENS, *, timeout_s: float = 120.0) -> Answer:
     """One greedy generation over the native endpoint."""
     body = {
         "text": prompt,
@@ -36,7 +36,7 @@ def ask(url: str, prompt: str, num_tokens: int = NUM_TOKENS) -> Answer:
         "return_logprob": True,
         "logprob_start_len": -1,
     }
-    status, answer = fetch(f"{url}/generate", body, timeout_s=120)
+    status, answer = fetch(f"{url}/generate", body, timeout_s=timeout_s)
     if status != 200:
         raise AssertionError(f"{url} answered {status}: {answer}")
     pairs = answer["meta_info"]["output_token_logprobs"]
@@ -53,6 +53,18 @@ def ask_at_once(urls: Sequence[str], prompts: Sequence[str] = PROMPTS) -> list[A
     targets = [urls[index % len(urls)] for index in range(len(prompts))]
     with ThreadPoolExecutor(len(prompts)) as pool:
         return list(pool.map(ask, targets, prompts))
+
+
+def largest_distance(expected: Sequence[Answer], got: Sequence[Answer]) -> float:
+    """Of two logprobs at the same place, as far as the tokens before it are the same."""
+    apart = [0.0]
+    for want, have in zip(expected, got, strict=True):
+        pairs = zip(want.token_ids, have.token_ids, want.logprobs, have.logprobs, strict=True)
+        for token, other, logprob, other_logprob in pairs:
+            if token != other:
+                break
+            apart.append(abs(logprob - other_logprob))
+    return max(apart)
 
 
 def differences(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import select
 import signal
 import socket
 import subprocess
@@ -12,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,15 @@ class Server:
         """To the process itself, not its children."""
         os.kill(self.pid, number)
 
+    def write_stacks(self) -> None:
+        """Have every process of a zygote's server write its stacks into the log."""
+        for status in Path("/proc").glob("[0-9]*/status"):
+            with contextlib.suppress(OSError):
+                pid = int(status.parent.name)
+                catches = int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16)  # type: ignore[index]
+                if os.getpgid(pid) == self.pid and catches >> (signal.SIGUSR2 - 1) & 1:
+                    os.kill(pid, signal.SIGUSR2)
+
     def kill_tree(self) -> None:
         """SIGKILL to the process and its children at once."""
         with contextlib.suppress(ProcessLookupError):
@@ -143,13 +154,16 @@ class Server:
 class Zygote:
     """Forks servers; see zygote.py."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, environment: Mapping[str, str] | None = None) -> None:
         self._directory = directory
         self._count = 0
-        environment = os.environ | {
+        paths = (str(SUPPORT), str(SUPPORT.parents[1]), os.environ.get("PYTHONPATH", ""))
+        environment = {
+            **os.environ,
             "OMP_NUM_THREADS": "1",
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
-            "PYTHONPATH": os.pathsep.join((str(SUPPORT), os.environ.get("PYTHONPATH", ""))),
+            "PYTHONPATH": os.pathsep.join(paths),
+            **(environment or {}),
         }
         with (directory / "zygote.log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -200,10 +214,23 @@ class Zygote:
 
     def _read(self) -> Any:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        is_there, _, _ = select.select([self._process.stdout], [], [], START_TIMEOUT_S)
+        line = self._process.stdout.readline() if is_there else ""
         if not line:
             raise AssertionError((self._directory / "zygote.log").read_text()[-4000:])
         return json.loads(line)
+
+
+def print_tails(servers: Sequence[Server], num_characters: int = 4000) -> None:
+    """What each server printed last, the stacks of its processes included.
+
+    Only for servers of a zygote: others would die of the signal.
+    """
+    for server in servers:
+        server.write_stacks()
+    time.sleep(0.5)
+    for server in servers:
+        print(f"==== {server.log.name}\n{server.text()[-num_characters:]}", flush=True)
 
 
 @contextlib.contextmanager
