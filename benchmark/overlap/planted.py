@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap.delays import ENV, DelayFile, Word
-from sglang_afd.attn.runtime import Runtime
+from sglang_afd.attn.host_exchange import HostExchange
 from sglang_afd.mlp.experts import Experts
 from sglang_afd.protocol.messages import Dispatch, Kind
 from sglang_afd.transport.zmq_link import ZmqLink
@@ -55,12 +55,14 @@ class _Delays:
 def plant() -> None:
     """Patch both roles; which one a process takes is decided later."""
     delays = _Delays()
-    send, dispatch, run = Runtime.send, ZmqLink.dispatch, Experts.run
+    send, dispatch, run = HostExchange.send, ZmqLink.dispatch, Experts.run
 
     # Before `send`, so that a timeline shows the delay as attention.
-    def send_late(self: Runtime, layer_id: int, micro_batch: Any, rows: Any) -> None:
+    def send_late(
+        self: HostExchange, layer_id: int, micro_batch: Any, rows: Any, **piece: Any
+    ) -> None:
         delays.before_send(rows.hidden_states.shape[0])
-        send(self, layer_id, micro_batch, rows)
+        send(self, layer_id, micro_batch, rows, **piece)
 
     def dispatch_counted(self: ZmqLink, header: Dispatch, rows: Any) -> None:
         delays.before_exchange(header)
@@ -70,6 +72,6 @@ def plant() -> None:
         delays.before_run(rows.hidden_states.shape[0])
         return run(self, layer_id, rows)
 
-    Runtime.send = send_late  # type: ignore[method-assign]
+    HostExchange.send = send_late  # type: ignore[method-assign]
     ZmqLink.dispatch = dispatch_counted  # type: ignore[method-assign]
     Experts.run = run_late  # type: ignore[method-assign]

@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from sglang_afd.attn.status import LinkState, StatusBoard
 from sglang_afd.config import check_exchange_address, split_urls
 from sglang_afd.errors import AfdError, ConfigError, PeerLost, Refused, StallTimeout
 from sglang_afd.protocol import auth
+from sglang_afd.protocol.messages import Attached, StepIntent, Withdrawal
 from sglang_afd.transport.addresses import replace_wildcard
 from sglang_afd.transport.server_info import fetch_info
-from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
+from sglang_afd.transport.zmq_link import LinkOptions
 
 logger = logging.getLogger(__name__)
 
@@ -24,26 +26,77 @@ WATCH_S = 0.2
 CLOSE_TIMEOUT_S = 10.0  # an attempt to attach takes its time to end
 
 
-class Attacher:
-    """Keeps one `ZmqLink` alive.
+class GroupLink(Protocol):
+    """What the attacher needs of a link, whichever way its rows travel."""
+
+    @property
+    def ranks(self) -> tuple[Attached, ...]:
+        """See `Link`."""
+
+    @property
+    def epoch(self) -> int:
+        """See `Link`."""
+
+    @property
+    def lost(self) -> str | None:
+        """See `Link`."""
+
+    @property
+    def is_closed(self) -> bool:
+        """See `ZmqLink`."""
+
+    def announce(self, message: StepIntent | Withdrawal) -> None:
+        """See `Link`."""
+
+    def watch(self, timeout_s: float) -> bool:
+        """See `ZmqLink`."""
+
+    def mark_lost(self, reason: str) -> None:
+        """See `Link`."""
+
+    def close(self) -> None:
+        """See `Link`."""
+
+    def close_watch(self) -> None:
+        """See `ZmqLink`."""
+
+
+_Link = TypeVar("_Link", bound=GroupLink)
+
+
+class Attacher(Generic[_Link]):
+    """Keeps one link alive.
 
     The scheduler's thread takes the link inside `use()`, and waits there for another when it was
     lost; this class's own thread attaches, watches, attaches again, and closes what was lost as
     soon as no step uses it. A refusal ends the start-up, but not a server that has once been
     attached.
+
+    Args:
+        mlp_url: Where MLP rank 0 may be, with commas.
+        options: Of each link.
+        board: Shows how it stands.
+        connect: Attaches to the ranks at some addresses.
     """
 
-    def __init__(self, mlp_url: str, options: LinkOptions, board: StatusBoard) -> None:
+    def __init__(
+        self,
+        mlp_url: str,
+        options: LinkOptions,
+        board: StatusBoard,
+        connect: Callable[[Sequence[str], LinkOptions], _Link],
+    ) -> None:
         self._mlp_urls = split_urls(mlp_url)
         self._options = options
         self._board = board
-        self._link: ZmqLink | None = None  # in use by the scheduler's thread
-        self._fresh: ZmqLink | None = None  # attached and not taken yet
+        self._connect = connect
+        self._link: _Link | None = None  # in use by the scheduler's thread
+        self._fresh: _Link | None = None  # attached and not taken yet
         self._stalled_since_s = float("inf")  # when the link was lost; inf while attached
         self._loss = ""  # why it was lost; "" while attached
         self._refusal: AfdError | None = None
         self._has_started = False  # from then on a refusal is no reason to end
-        self._dead: list[ZmqLink] = []  # lost, and perhaps still used by a step
+        self._dead: list[_Link] = []  # lost, and perhaps still used by a step
         self._in_use = threading.Lock()  # held during a step
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -86,7 +139,7 @@ class Attacher:
         with self._in_use:
             yield
 
-    def take(self, *, waiting_since_s: float, limit_s: float) -> ZmqLink:
+    def take(self, *, waiting_since_s: float, limit_s: float) -> _Link:
         """The link in force, inside `use()`; while there is none, wait for the next.
 
         Args:
@@ -109,7 +162,7 @@ class Attacher:
             self._link, self._fresh = self._fresh, None
             return self._link
 
-    def take_now(self) -> ZmqLink | None:
+    def take_now(self) -> _Link | None:
         """The link in force, inside `use()`, or None; does not wait."""
         with self._lock:
             if self._link is None or self._link.lost is not None:
@@ -158,7 +211,7 @@ class Attacher:
         while not self._is_closing.is_set():
             self._reap()
             try:
-                link = ZmqLink(self._find(), self._options)
+                link = self._connect(self._find(), self._options)
             except AfdError as error:
                 self._failed(error)
                 self._is_closing.wait(RETRY_S)
@@ -206,7 +259,7 @@ class Attacher:
             )
         return addresses
 
-    def _attached(self, link: ZmqLink) -> None:
+    def _attached(self, link: _Link) -> None:
         ranks = tuple(
             {
                 "rank": answer.rank,
@@ -229,7 +282,7 @@ class Attacher:
             self._changed.notify_all()
         logger.info("attached to %d MLP server(s), epoch %d", len(ranks), link.epoch)
 
-    def _lost(self, link: ZmqLink) -> None:
+    def _lost(self, link: _Link) -> None:
         reason, now_s = link.lost or "closed", time.monotonic()
         self._dead.append(link)
         with self._lock:

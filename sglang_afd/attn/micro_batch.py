@@ -30,6 +30,7 @@ class MicroBatch:
     id: int  # 0 .. number - 1
     number: int  # of micro-batches of this step, all with rows
     most_rows: int  # of the step's largest micro-batch
+    first_row: int = 0  # of its rows in the step, with the padding before it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +40,7 @@ class Slice:
     num_rows: int  # at least 1
     forward: Callable[[], Any]
     context: forward_state.ForwardContext | None  # with this micro-batch's attention backend
+    first_row: int = 0  # in the step, as `MicroBatch` has it
 
 
 def current(num_rows: int) -> MicroBatch:
@@ -64,7 +66,7 @@ def run_in_turns(slices: Sequence[Slice]) -> list[Any]:
     most_rows = max(part.num_rows for part in slices)
     tracks = [
         _Track(
-            MicroBatch(id=index, number=len(slices), most_rows=most_rows),
+            MicroBatch(id=index, number=len(slices), most_rows=most_rows, first_row=part.first_row),
             part.forward,
             replace(before, context=part.context),
         )

@@ -28,7 +28,7 @@ class Dispatched(NamedTuple):
 
     hidden_states: Tensor  # [T, H], as given
     micro_batch: MicroBatch
-    pieces: Sequence[Rows]  # at most max_rows rows each
+    pieces: Sequence[Rows]  # at most max_rows rows each; none without rows
 
     @property
     def format(self) -> DispatchOutputFormat:
@@ -44,7 +44,7 @@ class RemoteDispatcher(BaseDispatcher):
         self._layer_id = layer_id
 
     def dispatch(self, hidden_states: Tensor, topk_output: TopKOutput) -> Dispatched:
-        """Start moving rows through host memory; returns without waiting for the MLP servers.
+        """Start moving rows; returns without waiting for the MLP servers.
 
         Args:
             hidden_states: [T, H] in the model's dtype.
@@ -59,12 +59,15 @@ class RemoteDispatcher(BaseDispatcher):
         if hidden_states.shape[0] == 0:
             return Dispatched(hidden_states, micro_batch, ())
         rows = Rows(
-            hidden_states=hidden_states.cpu().contiguous(),
-            topk_ids=topk_output.topk_ids.to("cpu", torch.int32).contiguous(),
-            topk_weights=topk_output.topk_weights.to("cpu", torch.float32).contiguous(),
+            hidden_states=hidden_states.contiguous(),
+            topk_ids=topk_output.topk_ids.to(torch.int32).contiguous(),
+            topk_weights=topk_output.topk_weights.to(torch.float32).contiguous(),
         )
-        pieces = _cut(rows, runtime.current().max_rows)
-        runtime.current().send(self._layer_id, micro_batch, pieces[0])
+        exchange = runtime.current().exchange
+        pieces = _cut(rows, exchange.max_rows)
+        exchange.send(
+            self._layer_id, micro_batch, pieces[0], first_row=0, is_whole=len(pieces) == 1
+        )
         return Dispatched(hidden_states, micro_batch, pieces)
 
     def combine(self, combine_input: Dispatched) -> Tensor:
@@ -76,12 +79,18 @@ class RemoteDispatcher(BaseDispatcher):
         hidden_states, micro_batch, pieces = combine_input
         if not pieces:
             return torch.empty_like(hidden_states)
-        link = runtime.current()
-        sums = [link.receive(micro_batch.id)]
-        for piece in pieces[1:]:
-            link.send(self._layer_id, micro_batch, piece)
-            sums.append(link.receive(micro_batch.id))
-        return (sums[0] if len(sums) == 1 else torch.cat(sums)).to(hidden_states.device)
+        exchange, is_whole = runtime.current().exchange, len(pieces) == 1
+        sums: list[Tensor] = []
+        first_row = 0
+        for piece in pieces:
+            if sums:  # the first one was sent by `dispatch`
+                exchange.send(
+                    self._layer_id, micro_batch, piece, first_row=first_row, is_whole=is_whole
+                )
+            num_rows = piece.hidden_states.shape[0]
+            sums.append(exchange.receive(micro_batch, num_rows, is_whole=is_whole))
+            first_row += num_rows
+        return (sums[0] if is_whole else torch.cat(sums)).to(hidden_states.device)
 
 
 class RemoteFusedMoE(FusedMoE):

@@ -9,18 +9,15 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from sglang_afd.attn import runtime
+from sglang_afd.attn import model_hooks, runtime
 from sglang_afd.attn.announcer import Forecast
 from sglang_afd.attn.recovery import Recovery
-from sglang_afd.attn.remote_moe import RemoteFusedMoE
 from sglang_afd.attn.runtime import Runtime
-from sglang_afd.attn.split_forward import SplitForward
 from sglang_afd.attn.status import StatusBoard
 from sglang_afd.config import AfdConfig
 from sglang_afd.errors import AfdError, PeerLost, StallTimeout
 from sglang_afd.protocol.messages import Kind
-from sglang_afd.upstream import hooks, inner_model, scheduler, weights
-from sglang_afd.upstream.moe import MOE_CLASS_HOOK
+from sglang_afd.upstream import gpu_memory, hooks, scheduler
 from sglang_afd.upstream.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
@@ -48,58 +45,19 @@ def run_attn_scheduler(
 
 def build_hooks() -> list[hooks.Hook]:
     """Every hook of the attention role; docs/upstream.md explains each."""
-    read = weights.without_experts(runtime.current().read_count)
+    own: dict[str, Callable[..., Any]] = {
+        scheduler.EVENT_LOOP_HOOK: _around_event_loop,
+        scheduler.RUN_BATCH_HOOK: _around_run_batch,
+        scheduler.PROCESS_RESULT_HOOK: _around_process_result,
+        scheduler.IDLE_HOOK: _around_idle,
+    }
     return [
-        hooks.Hook(
-            target=MOE_CLASS_HOOK, type=hooks.REPLACE, function=lambda quant_config: RemoteFusedMoE
-        ),
+        *model_hooks.build_hooks(_die),
         *(
-            hooks.Hook(target=target, type=hooks.REPLACE, function=read)
-            for target in weights.ITERATOR_HOOKS
+            hooks.Hook(target=target, type=hooks.AROUND, function=function)
+            for target, function in own.items()
         ),
-        hooks.Hook(
-            target=scheduler.LOAD_MODEL_HOOK, type=hooks.AROUND, function=_around_load_model
-        ),
-        hooks.Hook(
-            target=scheduler.EVENT_LOOP_HOOK, type=hooks.AROUND, function=_around_event_loop
-        ),
-        hooks.Hook(target=scheduler.RUN_BATCH_HOOK, type=hooks.AROUND, function=_around_run_batch),
-        hooks.Hook(target=scheduler.IDLE_HOOK, type=hooks.AROUND, function=_around_idle),
     ]
-
-
-def _around_load_model(
-    load_model: Callable[..., None], runner: scheduler.ModelRunner, *args: Any, **kwargs: Any
-) -> None:
-    load_model(runner, *args, **kwargs)
-    try:
-        runtime.current().adopt_model(
-            runner.model,
-            architecture=runner.model_config.hf_config.architectures[0],
-            dtype=str(runner.model_config.dtype).removeprefix("torch."),
-        )
-        if not runner.is_draft_worker:
-            _install_split(runner)
-    except AfdError as error:
-        _die(error)
-
-
-def _install_split(runner: scheduler.ModelRunner) -> None:
-    """The hook that can be named only when the model is there."""
-    here = runtime.current()
-    if here.config.num_micro_batches == "1":
-        return
-    inner = inner_model.find_inner_model(runner.model)
-    inner_model.keep_on_one_stream(runner.model)
-    hooks.install(
-        [
-            hooks.Hook(
-                target=inner_model.forward_hook(inner),
-                type=hooks.AROUND,
-                function=SplitForward(here, runner, inner),
-            )
-        ]
-    )
 
 
 def _around_event_loop(
@@ -107,6 +65,11 @@ def _around_event_loop(
 ) -> None:
     """SGLang's event loop, entered again whenever a step could not be finished in it."""
     here = runtime.current()
+    here.board.update(
+        memory=gpu_memory.memory_of_attention(
+            owner.tp_worker.model_runner, slab_bytes=here.exchange.slab_bytes
+        )
+    )
     try:
         here.wait_attached()
     except AfdError as error:
@@ -118,8 +81,10 @@ def _around_event_loop(
             here.close()
             return
         except StallTimeout as error:
+            here.exchange.give_up(str(error))
             recovery.after_stall(owner, error)
         except PeerLost as error:
+            here.exchange.give_up(str(error))
             recovery.after_failure(owner, error)
 
 
@@ -134,9 +99,24 @@ def _around_run_batch(
     kind = Kind.DECODE if batch.forward_mode.is_decode() else Kind.PREFILL
     with here.step(owner.forward_ct + 1, kind):
         here.announce(scheduler.num_rows_of(batch))
+        here.exchange.launched()
         result = run_batch(owner, batch, *args, **kwargs)
         here.announce_next(_forecast(owner, batch))
     return result
+
+
+def _around_process_result(
+    process_batch_result: Callable[..., None],
+    owner: scheduler.Scheduler,
+    batch: scheduler.ScheduleBatch,
+    result: scheduler.GenerationBatchResult,
+) -> None:
+    """Before anybody looks at the results of a step that goes on by itself: was it given up?"""
+    here = runtime.current()
+    if here.exchange.runs_ahead:
+        scheduler.wait_until_there(result)
+        here.finish_step()
+    process_batch_result(owner, batch, result)
 
 
 def _forecast(owner: scheduler.Scheduler, batch: scheduler.ScheduleBatch) -> Forecast | None:

@@ -100,9 +100,9 @@ class Measured:
         return [number for index, number in enumerate(allowed) if is_worth_it(index)]
 
 
-def build_choice(setting: str) -> Fixed | Measured:
-    """What `--afd-num-micro-batches` asks for: `auto`, or a number."""
-    return Measured() if setting == "auto" else Fixed(int(setting))
+def build_choice(setting: str, numbers: Sequence[int] = (1, 2, 4)) -> Fixed | Measured:
+    """What `--afd-num-micro-batches` asks for: `auto`, which tries `numbers`, or a number."""
+    return Measured(numbers) if setting == "auto" else Fixed(int(setting))
 
 
 def _decide(bucket: _Bucket) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from sglang_afd.errors import UpstreamMismatch
 from sglang_afd.rounds.splitting import Part
 
-__all__ = ["ForwardBatch", "ForwardMode", "make_child", "rows_of_sequences"]
+__all__ = ["ForwardBatch", "ForwardMode", "make_child", "of_graph", "rows_of_sequences"]
 
 # The same for every child.
 _SAME = frozenset(
@@ -141,6 +141,21 @@ def make_child(batch: ForwardBatch, rows: Sequence[int], part: Part) -> ForwardB
     if batch.extend_seq_lens is not None:
         values |= _extend_lengths(batch, part.rows_of_sequences(rows), part)
     return ForwardBatch(**values)
+
+
+def of_graph(batch: ForwardBatch) -> ForwardBatch:
+    """A padded batch as it is while a CUDA graph is captured, so that `make_child` can divide it.
+
+    What a graph's batch always carries for data-parallel attention means nothing without it; and
+    padded rows are rows like others to the model, since none of them leaves this server.
+    """
+    return dataclasses.replace(
+        batch,
+        dp_padding_mode=None,
+        global_num_tokens_gpu=None,
+        global_num_tokens_for_logprob_gpu=None,
+        num_token_non_padded=None,
+    )
 
 
 def _refuse_unknown(batch: ForwardBatch) -> None:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 from sglang.srt.model_executor.forward_context import ForwardContext, get_forward_context
 from sglang.srt.model_executor.model_runner import ModelRunner
@@ -18,8 +19,9 @@ from sglang_afd.errors import UpstreamMismatch
 from sglang_afd.upstream.moe import FusedMoE
 
 __all__ = [
+    "MicroBatchBackends",
     "ModelRunner",
-    "contexts_of_micro_batches",
+    "context_with",
     "find_inner_model",
     "forward_hook",
     "keep_on_one_stream",
@@ -72,15 +74,24 @@ def may_cut_inside(runner: ModelRunner) -> bool:
     return not isinstance(runner.req_to_token_pool, HybridReqToTokenPool)
 
 
-def contexts_of_micro_batches(runner: ModelRunner, number: int) -> Sequence[ForwardContext]:
-    """Forward contexts with an attention backend each, built as the runner's own; in a forward."""
-    return [
-        replace(
-            get_forward_context(),
-            attn_backend=build_attention_backends(model_runner=runner).attn_backend,
-        )
-        for _ in range(number)
-    ]
+class MicroBatchBackends:
+    """An attention backend for each micro-batch, built as the runner's own when first needed."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._backends: list[AttentionBackend] = []
+
+    def first(self, number: int) -> Sequence[AttentionBackend]:
+        """Those of the first `number` micro-batches; not before the key-value cache exists."""
+        while len(self._backends) < number:
+            built = build_attention_backends(model_runner=self._runner)
+            self._backends.append(built.attn_backend)
+        return self._backends[:number]
+
+
+def context_with(backend: AttentionBackend) -> ForwardContext:
+    """The forward context in force, with another attention backend; inside a forward."""
+    return replace(get_forward_context(), attn_backend=backend)
 
 
 def _count_moe_layers(module: nn.Module) -> int:

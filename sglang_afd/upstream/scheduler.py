@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import torch
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler import Scheduler, run_scheduler_process
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.model_executor.model_runner import ModelRunner
 
 __all__ = [
     "EVENT_LOOP_HOOK",
+    "FORWARD_HOOK",
     "IDLE_HOOK",
     "LOAD_MODEL_HOOK",
+    "PROCESS_RESULT_HOOK",
     "RUN_BATCH_HOOK",
+    "ForwardBatch",
+    "GenerationBatchResult",
     "ModelRunner",
     "ScheduleBatch",
     "Scheduler",
@@ -20,7 +27,20 @@ __all__ = [
 EVENT_LOOP_HOOK = "sglang.srt.managers.scheduler.dispatch_event_loop"
 IDLE_HOOK = "sglang.srt.managers.scheduler.Scheduler.on_idle"
 RUN_BATCH_HOOK = "sglang.srt.managers.scheduler.Scheduler.run_batch"
+PROCESS_RESULT_HOOK = "sglang.srt.managers.scheduler.Scheduler.process_batch_result"
 LOAD_MODEL_HOOK = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
+FORWARD_HOOK = "sglang.srt.model_executor.model_runner.ModelRunner.forward"
+
+
+def wait_until_there(result: GenerationBatchResult) -> None:
+    """Until a step has ended and its results are in host memory, as far as they are on their way.
+
+    Without the overlap scheduler nothing is on its way; then until the current stream has run dry.
+    """
+    if result.copy_done is not None:
+        result.copy_done.synchronize()
+    elif torch.cuda.is_available():
+        torch.cuda.current_stream().synchronize()
 
 
 def forecast_rows(scheduler: Scheduler, batch: ScheduleBatch) -> int | None:

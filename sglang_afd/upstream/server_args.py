@@ -5,16 +5,24 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import yaml  # type: ignore[import-untyped]
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 from sglang.srt.server_args_config_parser import ConfigArgumentMerger
 
 from sglang_afd.cli import StrictParser, build_parser, unknown_flag
-from sglang_afd.config import MAX_STEP_SHARE, AfdConfig, Role
+from sglang_afd.config import (
+    FP8,
+    MAX_STEP_SHARE,
+    AfdConfig,
+    Role,
+    Transport,
+    choose_transport,
+)
 from sglang_afd.errors import ConfigError
 from sglang_afd.fingerprint import fingerprint
+from sglang_afd.protocol import auth
 from sglang_afd.protocol.paths import STATUS_PATH
 from sglang_afd.upstream import cpu_shim
 from sglang_afd.upstream.model_check import check_model, local_model_path
@@ -61,6 +69,10 @@ _CPU_DEFAULTS = {
 # only bounds it from above, and generously: SGLang takes what other processes load at the same time
 # for this server's weights.
 _CPU_KV_DEFAULTS = {"--mem-fraction-static": "0.8", "--max-total-tokens": "16384"}
+
+# With rows that stay on the GPU, where steps are CUDA graphs: those whose graphs are tested.
+GRAPH_ATTENTION = ("fa3", "triton", "flashinfer")
+_DISABLED = "disabled"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +122,9 @@ def parse_server_args(argv: Sequence[str], config: AfdConfig) -> RoleArgs:
     raw, unknown = parser.parse_known_args(list(argv))
     if unknown:
         raise unknown_flag(parser, unknown[0])
+    if config.role is Role.ATTN:
+        is_cuda = not cpu_shim.IS_CPU and raw.device in (None, "cuda")
+        config = resolve_transport(config, is_cuda=is_cuda)
     refuse_unsupported(raw, config)
     if raw.log_level.upper() not in logging.getLevelNamesMapping():
         raise ConfigError(f"--log-level {raw.log_level} is not a level; use e.g. info or warning")
@@ -117,11 +132,7 @@ def parse_server_args(argv: Sequence[str], config: AfdConfig) -> RoleArgs:
     check_model(raw.model_path, raw.json_model_override_args, config)
     arguments = [*_cpu_defaults(raw), *argv, "--model-path", raw.model_path, "--ep-size", "1"]
     if config.role is Role.ATTN and not cpu_shim.IS_CPU:
-        logger.warning("CUDA graphs are off: this version exchanges rows through host memory")
-        arguments += [
-            *("--cuda-graph-backend-decode", "disabled"),
-            *("--cuda-graph-backend-prefill", "disabled"),
-        ]
+        arguments += _graph_flags(config)
     try:
         server_args = prepare_server_args(arguments)
     except (ValueError, AssertionError) as error:
@@ -129,6 +140,37 @@ def parse_server_args(argv: Sequence[str], config: AfdConfig) -> RoleArgs:
     if config.role is Role.ATTN:
         _fix_attention_fields(server_args)
     return RoleArgs(server_args=server_args, ep_size=raw.ep_size)
+
+
+def resolve_transport(config: AfdConfig, *, is_cuda: bool) -> AfdConfig:
+    """The attention role's settings with `--afd-transport` decided.
+
+    Its slots must exist before the MLP servers are asked where they exchange rows. So servers that
+    are found on this host's loopback are expected at an `ipc://` address, their default; the
+    handshake refuses those that are not.
+
+    Raises:
+        ConfigError: What was asked for cannot work.
+    """
+    is_here = all(auth.is_loopback(url) for url in config.mlp_urls)
+    is_asked = config.transport == Transport.CUDA_IPC
+    address = "ipc://" if is_here or is_asked else config.mlp_url
+    transport = choose_transport(config.transport, is_cuda=is_cuda, address=address)
+    if config.dispatch_dtype == FP8 and transport is not Transport.CUDA_IPC:
+        raise ConfigError(
+            "--afd-dispatch-dtype fp8 needs --afd-transport cuda_ipc, with both roles on the GPUs "
+            "of one host"
+        )
+    return replace(config, transport=transport.value)
+
+
+def _graph_flags(config: AfdConfig) -> list[str]:
+    """What is said to SGLang of CUDA graphs, after the user's own flags."""
+    prefill = ["--cuda-graph-backend-prefill", _DISABLED]
+    if config.transport == Transport.CUDA_IPC:
+        return prefill
+    logger.warning("CUDA graphs are off: rows go through host memory")
+    return [*prefill, "--cuda-graph-backend-decode", _DISABLED]
 
 
 def model_fingerprint(server_args: ServerArgs) -> str:
@@ -216,11 +258,7 @@ def refuse_unsupported(raw: argparse.Namespace, config: AfdConfig) -> None:
             f"--tokenizer-worker-num {raw.tokenizer_worker_num}",
             leave_out + "one HTTP process answers /afd/v1/status",
         ),
-        (
-            role is Role.ATTN and _wants_cuda_graphs(raw),
-            "CUDA graphs",
-            "leave --cuda-graph-backend-... out: rows go through host memory in this version",
-        ),
+        *_refused_graphs(raw, config),
         (
             role is Role.MLP and bool(raw.api_key or raw.admin_api_key),
             "--api-key",
@@ -250,9 +288,41 @@ def refuse_unsupported(raw: argparse.Namespace, config: AfdConfig) -> None:
             raise ConfigError(f"{what} is not supported with --role {role}; {instead}")
 
 
-def _wants_cuda_graphs(raw: argparse.Namespace) -> bool:
-    backends = (raw.cuda_graph_backend_decode, raw.cuda_graph_backend_prefill)
-    return any(backend not in (None, "disabled") for backend in backends)
+def _refused_graphs(raw: argparse.Namespace, config: AfdConfig) -> list[tuple[bool, str, str]]:
+    if config.role is not Role.ATTN:
+        return []
+    decode, prefill = raw.cuda_graph_backend_decode, raw.cuda_graph_backend_prefill
+    is_off = decode == _DISABLED or raw.disable_cuda_graph or raw.disable_decode_cuda_graph
+    has_graphs = config.transport == Transport.CUDA_IPC and not is_off
+    attention = (raw.attention_backend, raw.decode_attention_backend, raw.prefill_attention_backend)
+    return [
+        (
+            config.transport == Transport.ZMQ and decode not in (None, _DISABLED),
+            f"--cuda-graph-backend-decode {decode}",
+            "leave it out: rows go through host memory; see --afd-transport",
+        ),
+        (
+            decode not in (None, _DISABLED, "full"),
+            f"--cuda-graph-backend-decode {decode}",
+            "leave it out: a decode step is one whole graph",
+        ),
+        (
+            prefill not in (None, _DISABLED),
+            f"--cuda-graph-backend-prefill {prefill}",
+            "leave it out: prefill exchanges rows in pieces, outside CUDA graphs",
+        ),
+        (
+            bool(raw.cuda_graph_config),
+            "--cuda-graph-config",
+            "use --cuda-graph-max-bs-decode, --cuda-graph-bs-decode or "
+            "--cuda-graph-backend-decode disabled instead",
+        ),
+        (
+            has_graphs and any(name not in (None, *GRAPH_ATTENTION) for name in attention),
+            f"--attention-backend {' '.join(name for name in attention if name)}",
+            f"use one of {', '.join(GRAPH_ATTENTION)}, or --cuda-graph-backend-decode disabled",
+        ),
+    ]
 
 
 def _fix_attention_fields(server_args: ServerArgs) -> None:

@@ -151,6 +151,7 @@ def _attach(argv: Sequence[str]) -> list[RemoteFusedMoE]:
         model,
         architecture=model_config.hf_config.architectures[0],
         dtype=str(model_config.dtype).removeprefix("torch."),
+        device_index=server_args.base_gpu_id,
     )
     runtime.current().wait_attached()
     layers = [module for module in model.modules() if isinstance(module, RemoteFusedMoE)]

@@ -23,11 +23,11 @@ def send_zeros_again() -> None:
     """What is dispatched again after a loss has lost its rows."""
     from dataclasses import replace
 
-    from sglang_afd.attn.runtime import Runtime
+    from sglang_afd.attn.host_exchange import HostExchange
 
-    send_pending = Runtime._send_pending
+    send_pending = HostExchange._send_pending
 
-    def send_zeros(self: Runtime, waiting_since_s: float) -> None:
+    def send_zeros(self: HostExchange, waiting_since_s: float) -> None:
         if self._link is not None:  # it was lost in the middle of a step
             for micro_batch_id, pending in self._pending.items():
                 zeros = replace(
@@ -36,7 +36,7 @@ def send_zeros_again() -> None:
                 self._pending[micro_batch_id] = replace(pending, rows=zeros)
         send_pending(self, waiting_since_s)
 
-    Runtime._send_pending = send_zeros  # type: ignore[method-assign]
+    HostExchange._send_pending = send_zeros  # type: ignore[method-assign]
 
 
 def change_a_token() -> None:

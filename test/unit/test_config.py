@@ -28,6 +28,7 @@ def mlp(**settings: Any) -> AfdConfig:
 RANGES = {
     "max_rows": ("--afd-max-rows", 1, 65536),
     "max_peers": ("--afd-max-peers", 1, 1024),
+    "max_mlp_ranks": ("--afd-max-mlp-ranks", 1, 16),
     "stall_timeout_s": ("--afd-stall-timeout", 0.1, 300),
     "attach_timeout_s": ("--afd-attach-timeout", 1, 86400),
     "heartbeat_timeout_s": ("--afd-heartbeat-timeout", 0.1, 60),
@@ -67,6 +68,7 @@ def test_a_transport_that_cannot_work_is_refused(is_cuda: bool, address: str, me
     [
         ({"transport": "nccl"}, "--afd-transport nccl is not auto, zmq or cuda_ipc"),
         ({"dispatch_dtype": "int8"}, "--afd-dispatch-dtype int8 is neither auto nor fp8"),
+        ({"wait_policy": "sleep"}, "--afd-wait-policy sleep is not auto, poll or memop"),
         ({"dispatch_dtype": "fp8", "transport": "zmq"}, "fp8 needs --afd-transport cuda_ipc"),
     ],
 )

@@ -15,7 +15,7 @@ from sglang_afd.attn.attach import Attacher
 from sglang_afd.attn.status import StatusBoard
 from sglang_afd.errors import ConfigError, PeerLost
 from sglang_afd.transport.server_info import ServerInfo, fetch_info
-from sglang_afd.transport.zmq_link import LinkOptions
+from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
 
 INFO: dict[str, Any] = {
     "role": "mlp",
@@ -53,7 +53,9 @@ def find_among(
         heartbeat_timeout_s=1.0,
         stall_timeout_s=1.0,
     )
-    return Attacher(",".join(url + "/" for url in infos), options, StatusBoard())._find()
+    return Attacher(
+        ",".join(url + "/" for url in infos), options, StatusBoard(), connect=ZmqLink
+    )._find()
 
 
 def test_every_rank_is_found_where_this_host_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from transports import PATIENCE_S, Fleet, ReferenceExperts, Zmq
 
 from sglang_afd.attn import attach
 from sglang_afd.attn.attach import Attacher
+from sglang_afd.attn.host_exchange import HostExchange
 from sglang_afd.attn.micro_batch import MicroBatch
 from sglang_afd.attn.runtime import Runtime
 from sglang_afd.attn.status import LinkState, StatusBoard
@@ -25,7 +26,7 @@ from sglang_afd.errors import ExchangeFailed, PeerLost, StallTimeout
 from sglang_afd.protocol.messages import Kind
 from sglang_afd.transport.base import Arrived, Rows
 from sglang_afd.transport.server_info import Member, ServerInfo
-from sglang_afd.transport.zmq_link import LinkOptions
+from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
 from sglang_afd.upstream.server_args import ServerArgs
 
 NUM_MICRO_BATCHES = 4
@@ -37,6 +38,11 @@ class Args(ServerArgs):
     def __init__(self) -> None:
         self.watchdog_timeout = 300.0
         self.port = 30000
+        self.device = "cpu"
+
+
+def place(micro_batch_id: int) -> MicroBatch:
+    return MicroBatch(id=micro_batch_id, number=NUM_MICRO_BATCHES, most_rows=SPEC.max_rows)
 
 
 class Side:
@@ -56,14 +62,20 @@ class Side:
             heartbeat_timeout_s=30.0,
             stall_timeout_s=stall_timeout_s,
         )
-        self.attacher = Attacher(url, options, self.board)
+        self.attacher = Attacher(url, options, self.board, connect=ZmqLink)
         self.runtime._attacher = self.attacher
+        self.runtime.exchange = HostExchange(self.attacher, SPEC.max_rows)
         self.attacher.start()
 
     def send(self, layer_id: int, micro_batch_id: int, rows: Rows) -> None:
         """One exchange of a step of several micro-batches."""
-        place = MicroBatch(id=micro_batch_id, number=NUM_MICRO_BATCHES, most_rows=SPEC.max_rows)
-        self.runtime.send(layer_id, place, rows)
+        self.runtime.exchange.send(
+            layer_id, place(micro_batch_id), rows, first_row=0, is_whole=True
+        )
+
+    def receive(self, micro_batch_id: int) -> Tensor:
+        """The sum of what was sent last for this micro-batch."""
+        return self.runtime.exchange.receive(place(micro_batch_id), 0, is_whole=True)
 
     def wait_state(self, state: LinkState) -> None:
         """Until the status board says so."""
@@ -138,7 +150,7 @@ def test_what_every_micro_batch_has_in_flight_is_served_by_the_ranks_that_come_n
             side.send(1, micro_batch_id, part)
         first.wait_for(Arrived, NUM_MICRO_BATCHES)
         death = later(0.1, die_and_return)
-        sums = [side.runtime.receive(index) for index in range(NUM_MICRO_BATCHES)]
+        sums = [side.receive(index) for index in range(NUM_MICRO_BATCHES)]
     death.join()
 
     for part, total in zip(rows, sums, strict=True):
@@ -155,7 +167,7 @@ def test_a_step_that_finds_nobody_waits_for_whoever_comes(
 
     with side.runtime.step(1, Kind.PREFILL):
         side.send(0, 0, rows)
-        total = side.runtime.receive(0)
+        total = side.receive(0)
     arrival.join()
 
     assert torch.equal(total, experts.expected(0, rows))
@@ -178,12 +190,12 @@ def test_rows_whose_experts_raise_are_not_sent_again(
 
     with pytest.raises(ExchangeFailed, match="no memory"), side.runtime.step(1, Kind.DECODE):
         side.send(0, 0, rows[0])
-        side.runtime.receive(0)
+        side.receive(0)
 
     assert len(calls) == 1
     with side.runtime.step(2, Kind.DECODE):  # another one is served
         side.send(0, 0, rows[1])
-        assert torch.equal(side.runtime.receive(0), experts.expected(0, rows[1]))
+        assert torch.equal(side.receive(0), experts.expected(0, rows[1]))
 
 
 def test_a_step_is_given_up_at_the_deadline_and_the_next_one_finds_no_trace_of_it(
@@ -201,7 +213,7 @@ def test_a_step_is_given_up_at_the_deadline_and_the_next_one_finds_no_trace_of_i
     ):
         side.send(0, 0, rows[0])
         side.send(0, 1, rows[1])
-        side.runtime.receive(0)
+        side.receive(0)
     rank.resume()
     side.runtime.hold_requests()
     while not side.runtime.wait_attached_again(PATIENCE_S):
@@ -209,7 +221,7 @@ def test_a_step_is_given_up_at_the_deadline_and_the_next_one_finds_no_trace_of_i
 
     with side.runtime.step(2, Kind.DECODE):
         side.send(0, 1, rows[2])
-        assert torch.equal(side.runtime.receive(1), experts.expected(0, rows[2]))
+        assert torch.equal(side.receive(1), experts.expected(0, rows[2]))
     assert side.runtime.num_steps == 1
 
 
@@ -241,7 +253,7 @@ def test_a_rank_that_does_not_reply_keeps_no_step_longer_than_the_watchdog_allow
         side.runtime.step(1, Kind.DECODE),
     ):
         side.send(0, 0, rows)
-        side.runtime.receive(0)
+        side.receive(0)
 
     assert time.monotonic() - started_s < PATIENCE_S / 2
     rank.resume()

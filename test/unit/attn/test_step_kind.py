@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from sglang_afd.attn.announcer import Forecast
+from sglang_afd.attn.host_exchange import HostExchange
 from sglang_afd.attn.micro_batch import MicroBatch
 from sglang_afd.attn.runtime import Runtime
 from sglang_afd.attn.status import StatusBoard
@@ -67,9 +69,11 @@ def runtime(link: Link) -> Runtime:
     config = AfdConfig(
         role=Role.ATTN, mlp_url="http://127.0.0.1:1", max_rows=MAX_ROWS, num_micro_batches="2"
     )
-    server_args = SimpleNamespace(watchdog_timeout=300, port=1)
+    server_args = SimpleNamespace(watchdog_timeout=300, port=1, device="cpu")
     runtime = Runtime(config, server_args, StatusBoard())
-    runtime._attacher = Attached(link)  # type: ignore[assignment]
+    attached: Any = Attached(link)
+    runtime._attacher = attached
+    runtime.exchange = HostExchange(attached, MAX_ROWS)
     return runtime
 
 
@@ -87,7 +91,8 @@ def test_all_exchanges_of_a_step_with_one_in_pieces_are_sent_as_prefill(
 ) -> None:
     with runtime.step(1, Kind.DECODE):
         for index in range(2):
-            runtime.send(0, MicroBatch(id=index, number=2, most_rows=most_rows), rows(4))
+            place = MicroBatch(id=index, number=2, most_rows=most_rows)
+            runtime.exchange.send(0, place, rows(4), first_row=0, is_whole=True)
 
     assert [header.kind for header in link.headers] == [kind, kind]
     assert [(header.micro_batch_id, header.num_micro_batches) for header in link.headers] == [

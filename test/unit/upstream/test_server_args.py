@@ -138,7 +138,7 @@ def test_what_is_not_supported_is_refused_with_what_to_do(
 
 @pytest.mark.parametrize("flag", ["--cuda-graph-backend-decode", "--cuda-graph-backend-prefill"])
 def test_cuda_graphs_are_refused_on_the_attention_side_only(model: str, flag: str) -> None:
-    with pytest.raises(ConfigError, match="CUDA graphs is not supported with --role attn"):
+    with pytest.raises(ConfigError, match=f"{flag} full is not supported with --role attn"):
         parse(model, flag, "full")
 
     assert parse(model, flag, "full", config=MLP)

@@ -16,7 +16,16 @@ import sglang_afd
 from sglang_afd.attn import scheduler as attn_scheduler
 from sglang_afd.attn.remote_moe import RemoteFusedMoE
 from sglang_afd.mlp.experts import LocalFusedMoE
-from sglang_afd.upstream import http_server, moe, requests, scheduler, server_args, weights
+from sglang_afd.upstream import (
+    attention,
+    graph_runner,
+    http_server,
+    moe,
+    requests,
+    scheduler,
+    server_args,
+    weights,
+)
 
 PACKAGE = Path(sglang_afd.__file__).parent
 
@@ -35,7 +44,9 @@ HOOKED = {
     scheduler.EVENT_LOOP_HOOK: ["scheduler"],
     scheduler.IDLE_HOOK: ["self"],
     scheduler.RUN_BATCH_HOOK: ["self", "batch", "pp_proxy_tensors"],
+    scheduler.PROCESS_RESULT_HOOK: ["self", "batch", "result"],
     scheduler.LOAD_MODEL_HOOK: ["self"],
+    graph_runner.GRAPH_RUNNER_HOOK: ["self"],
     **{target: ["hf_weights_files"] for target in weights.ITERATOR_HOOKS},
 }
 
@@ -249,3 +260,91 @@ def test_a_step_is_counted_before_its_forward_so_that_a_stall_lies_behind_the_co
     source = inspect.getsource(scheduler.Scheduler.run_batch)
 
     assert source.index("self.forward_ct += 1") < source.index("self.model_worker.forward")
+
+
+RUNNER = graph_runner.DecodeCudaGraphRunner
+
+
+def test_the_model_runner_builds_its_decode_graphs_with_the_class_that_it_is_asked_for() -> None:
+    setup = resolve("sglang.srt.model_executor.model_runner_components.cuda_graph_setup")
+
+    source = inspect.getsource(setup.capture_decode_graph)
+
+    assert "model_runner._decode_cuda_graph_runner_cls," in source
+    assert "graph_runners[model_runner.device](model_runner)" in source
+
+
+@pytest.mark.parametrize("name", ["capture_one_shape", "can_run_graph", "execute", "capture"])
+def test_our_graph_runner_takes_the_arguments_of_sglangs(name: str) -> None:
+    ours, theirs = getattr(graph_runner.StepGraphRunner, name), getattr(RUNNER, name)
+
+    assert parameters(ours) == parameters(theirs)
+
+
+def test_a_graph_runner_reads_its_attention_backend_and_a_graphs_label_anew_each_time() -> None:
+    prepare, load, one, run = (
+        inspect.getsource(getattr(RUNNER, name))
+        for name in ("capture_prepare", "load_batch", "capture_one_shape", "can_run_graph")
+    )
+
+    assert "attn_backend = self.attn_backend\n" in prepare
+    assert "attn_backend = self.attn_backend\n" in load
+    assert "attn_backend.init_forward_metadata_out_graph(forward_batch, in_capture=True)" in one
+    assert "attn_backend.init_forward_metadata_in_graph(forward_batch)" in one
+    assert "variant_label = self._resolve_lora_variant(forward_batch)" in load
+    assert "self._resolve_lora_variant(forward_batch)" in run
+
+
+def test_a_bucket_is_known_before_a_replay() -> None:
+    load = inspect.getsource(RUNNER.load_batch)
+
+    assert "bs = self._pad_to_bucket(raw_bs, self.capture_bs)" in load
+    assert "self.capture_bs, self.compile_bs =" in inspect.getsource(RUNNER.__init__)
+
+
+def test_attention_backends_have_what_micro_batches_call() -> None:
+    backend = attention.AttentionBackend
+
+    assert parameters(backend.init_cuda_graph_state) == ["self", "max_bs", "max_num_tokens"]
+    for name in ("init_forward_metadata_out_graph", "init_forward_metadata_in_graph"):
+        ours = getattr(attention.SplitAttention, name)
+        assert parameters(ours) == parameters(getattr(backend, name))
+
+
+def test_a_part_of_a_batch_has_everything_that_sglang_shows_a_backend_before_a_replay() -> None:
+    build = resolve(
+        "sglang.srt.model_executor.runner.decode_cuda_graph_runner.build_replay_fb_view"
+    )
+    shown = {
+        keyword.arg
+        for node in ast.walk(ast.parse(inspect.getsource(build)))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "SimpleNamespace"
+        for keyword in node.keywords
+    }
+    ours = {
+        keyword.arg
+        for node in ast.walk(ast.parse(inspect.getsource(attention.part_of)))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "SimpleNamespace"
+        for keyword in node.keywords
+    }
+
+    assert len(shown) > 10
+    assert ours == shown
+
+
+def test_results_are_looked_at_after_the_event_that_we_wait_for() -> None:
+    processor = resolve(
+        "sglang.srt.managers.scheduler_components.batch_result_processor"
+    ).SchedulerBatchResultProcessor
+
+    for name in ("process_batch_result_decode", "process_batch_result_prefill"):
+        source = inspect.getsource(getattr(processor, name))
+        assert "result.copy_done.synchronize()" in source
+    assert "copy_done" in scheduler.GenerationBatchResult.__dataclass_fields__
+
+
+def test_every_result_is_processed_through_the_method_that_we_hook() -> None:
+    for name in ("event_loop_normal", "event_loop_overlap"):
+        source = inspect.getsource(getattr(scheduler.Scheduler, name))
+        assert source.count("self.process_batch_result(") == 1
+        assert "self.batch_result_processor." not in source
