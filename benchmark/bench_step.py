@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 from step import device as devices
-from step import logits, models, plan
+from step import kernels, logits, models, plan
 from step.blocks import BlockResult, Runner
 from step.cases import Case, Setup, check_divides, parse_cases
 from step.fleet import Launcher
@@ -44,6 +44,7 @@ ENVIRONMENTS = {
     "cuda": {"SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0"},
     "cpu": {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "5000"},  # as our launcher sets them
 }
+BFLOAT16_BOUND = 0.05  # of logits, see step/logits.py
 DISTRIBUTIONS = ("sglang", "torch", "triton", "sglang-kernel", "flashinfer-python", "sgl-deep-gemm")
 
 
@@ -57,14 +58,22 @@ def main(argv: Sequence[str]) -> int:
     ) as launcher:
         setup = _setup(args, launcher.directory)
         bench = Bench(args, setup, launcher)
-        bench.run()
-        lines = bench.lines()
-    for line in lines:
-        print(json.dumps(line), flush=True)
+        try:
+            bench.run()
+        finally:  # what was measured is told, however the run ends
+            lines = bench.lines()
+            for line in lines:
+                print(json.dumps(line), flush=True)
     if args.out:
         with args.out.open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
+        _partial(args.out).unlink(missing_ok=True)
     return 1 if bench.failures or not all(line.get("valid") for line in lines) else 0
+
+
+def _partial(out: Path) -> Path:
+    """Holds the lines of the blocks so far, for a run that is killed."""
+    return out.with_name(out.name + ".partial")
 
 
 class Bench:
@@ -110,6 +119,9 @@ class Bench:
         if number == 0:
             self._compare_logits()
         self._note(f"block {number + 1}: " + "; ".join(map(self._progress, self._cases)))
+        if self._args.out:
+            text = "".join(json.dumps(line) + "\n" for line in self.lines())
+            _partial(self._args.out).write_text(text)
 
     def _is_late(self) -> bool:
         """Would one more pair of blocks, at the pace so far, end after the limit?"""
@@ -182,6 +194,7 @@ class Bench:
         }
         if any(profiles.values()):
             line["profile"] = profiles
+            line["difference_ms"] = _difference(profiles)
         return line | {
             "blocks": {side: len(blocks) for side, blocks in runs.items()},
             "facts": {
@@ -199,12 +212,14 @@ class Bench:
             "hardware": _hardware(setup.device),
             "versions": _versions(),
             "model": setup.model,
+            "dtype": setup.dtype or "auto",
             "num_layers": self._num_layers,
             "weights": "by seed and name" if setup.is_dummy else "of the checkpoint",
             "num_attn": setup.num_attn,
             "num_mlp": setup.num_mlp,
             "micro_batches": setup.micro_batches,
             "rounds": setup.rounds,
+            "wait_policy": setup.wait_policy,
             "attention_backend": setup.attention_backend,
             "moe_runner_backend": setup.moe_runner_backend or "auto",
             "sm_share": setup.sm_share or "none",
@@ -221,6 +236,14 @@ class Bench:
 
     def _note(self, text: str) -> None:
         _say(f"[{time.monotonic() - self._started_s:6.1f} s] {text}")
+
+
+def _difference(profiles: Mapping[str, Any]) -> dict[str, float] | None:
+    stock, split = profiles["colocated"] or {}, profiles["afd"] or {}
+    if not stock or set(split) != {"attn-0", "mlp-0"}:
+        return None  # with more servers their times overlap
+    times = (stock["colocated"], split["attn-0"], split["mlp-0"])
+    return kernels.difference(*(server["ms"] for server in times))
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -241,6 +264,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--mlp", type=int, default=1, help="MLP ranks.")
     add("--micro-batches", default="1", help="As --afd-num-micro-batches.")
     add("--rounds", choices=("on", "off"), default="on")
+    add("--wait-policy", choices=("auto", "poll", "memop"), default="auto")
     add("--attention-backend", default="", help="Default: fa3; torch_native on a CPU.")
     add("--moe-runner-backend", default="", help="Of both sides; default: the shape's own.")
     add("--sm-share", default="", metavar="A,M", help="Percent of the SMs for each role; no limit.")
@@ -267,8 +291,10 @@ def _fill_defaults(args: argparse.Namespace) -> None:
     model = models.MODELS[args.model]
     if args.quick:
         args.blocks, args.steps = 2, 4
-    if args.model == "tiny" and args.device != "cpu" and not args.dtype:
-        args.dtype, args.logits_bound = "bfloat16", args.logits_bound or 0.05
+    if args.model == "tiny" and not args.dtype:  # FA3 has no float32
+        args.dtype = "float32" if args.device == "cpu" else "bfloat16"
+    if args.dtype == "bfloat16":
+        args.logits_bound = args.logits_bound or BFLOAT16_BOUND
     args.attention_backend = args.attention_backend or (
         "torch_native" if args.device == "cpu" else "fa3"
     )
@@ -287,10 +313,12 @@ def _setup(args: argparse.Namespace, directory: Path) -> Setup:
         model_path=path,
         is_dummy=not args.model_path,
         device=args.device,
+        dtype=args.dtype,
         num_attn=args.attn,
         num_mlp=args.mlp,
         micro_batches=args.micro_batches,
         rounds=args.rounds,
+        wait_policy=args.wait_policy,
         attention_backend=args.attention_backend,
         moe_runner_backend=args.moe_runner_backend,
         sm_share=args.sm_share,
@@ -311,12 +339,7 @@ def _hardware(device: str) -> dict[str, Any]:
         "num_cpus": len(os.sched_getaffinity(0)),
     }
     if device != "cpu":
-        properties = devices.ask_device()
-        facts |= {
-            "gpu": properties.name,
-            "gpu_memory_gib": round(properties.total_memory / 2**30, 1),
-            "driver": devices.driver_version(),
-        }
+        facts |= devices.facts()
     return facts
 
 

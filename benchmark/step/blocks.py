@@ -6,7 +6,7 @@ import contextlib
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,10 @@ from step.fleet import Block, BlockFailed, Child, ChildSpec, Launcher
 from step.summary import BlockRun, PeerRun
 
 SHARE_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-_COUNTED = ("expert_runs", "decode_runs", "decode_run_peers", "exchanges", "rows", "lone_runs")
+_COUNTED = (
+    *("decode_runs", "decode_run_peers", "exchanges", "rows", "rounds", "windows", "lone_runs"),
+    *("expert_run_seconds", "wait_seconds", "launches", "graph_runs", "launch_seconds"),
+)
 _METRIC = "sglang_afd_mlp_{}_total"
 
 
@@ -76,7 +79,12 @@ class Runner:
                 name=f"mlp-{rank}",
                 kind="mlp",
                 argv=roles.mlp(
-                    setup, port, rank, leader, f"ipc://{self._launcher.directory}/{port}.sock"
+                    setup,
+                    self._cases,
+                    port,
+                    rank=rank,
+                    leader_url=leader,
+                    listen=f"ipc://{self._launcher.directory}/{port}.sock",
                 ),
                 env=env_mlp,
             )
@@ -206,8 +214,11 @@ def _counts(block: Block) -> dict[str, float]:
         return {}
     argv = ranks[0].spec.argv
     url = f"http://127.0.0.1:{argv[argv.index('--port') + 1]}/metrics"
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+    except OSError as error:
+        raise BlockFailed(f"{url}: {error}") from None
     values = {}
     for line in lines:
         name, _, value = line.rpartition(" ")
@@ -231,6 +242,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-Progress = Callable[[str], None]

@@ -31,10 +31,12 @@ class Setup:
     model_path: str
     is_dummy: bool  # weights by seed, see weights.py
     device: str
+    dtype: str  # "" leaves it to the model
     num_attn: int
     num_mlp: int
     micro_batches: str
     rounds: str  # on or off
+    wait_policy: str  # as --afd-wait-policy
     attention_backend: str
     moe_runner_backend: str
     sm_share: str  # percent for attention and experts, with a comma between; "" for none

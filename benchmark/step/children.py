@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import torch
+
 from step import weights
 from step.channel import Channel, ChannelClosed, Message, connect
 from step.decoding import Around, Decoder, nothing_around
@@ -62,6 +63,7 @@ def _attention(command: dict[str, Any], channel: Channel) -> int:
     role.wait_attached()
     channel.send({"is": "attached"})
     code = _obey(decoder, channel)
+    role.check()
     role.close()
     return code
 

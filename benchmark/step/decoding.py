@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from step.cases import PREFILLED_TAIL, PROBE_PROMPTS, PROBE_STEPS, PROBE_TOKENS
 from step.routing import Routing
 

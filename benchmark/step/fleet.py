@@ -200,6 +200,8 @@ class Block:
         Raises:
             BlockFailed: Any child of the block ended, or its time was over.
         """
+        if not children:
+            return []
         each = orders if len(orders) == len(children) else orders * len(children)
         word = each[0]["do"]
         for child, order in zip(children, each, strict=True):

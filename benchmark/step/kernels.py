@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Kernel = tuple[str, int, int]  # name, start and duration in ns
@@ -17,13 +17,12 @@ _GROUPS = (
     ("pull", r"afd_pull"),
     ("push", r"afd_push"),
     ("exchange_other", r"afd_"),
-    (
-        "moe",
-        r"fused_moe|moe_|grouped|deep_gemm|fp8_gemm|act_and_mul|silu|topk|ep_scatter|ep_gather",
-    ),
-    ("attention", r"flash|fmha|attention|attn|_fwd_kernel|BatchDecode|BatchPrefill|splitkv"),
+    ("routing", r"topk_?gating|topk_softmax|topk_sigmoid|grouped_topk|moe_fused_gate"),
+    ("moe", r"moe|m_?grouped|GemmType\)[1-9]|act_and_mul|silu|swiglu|ep_scatter|ep_gather"),
+    ("attention", r"flash|fmha|attention|attn|_fwd_|BatchDecode|BatchPrefill|splitkv"),
 )
 GROUPS = (*(name for name, _ in _GROUPS), "rest")
+_MOVES = ("dispatch", "pull", "push", "sum", "exchange_other")
 
 
 def group_of(name: str) -> str:
@@ -35,12 +34,16 @@ def group_of(name: str) -> str:
 
 
 def times_of(kernels: Sequence[Kernel], steps: int) -> dict[str, float]:
-    """Milliseconds of each group in a step, their union `busy`, and the `gaps` between."""
+    """Milliseconds of each group in a step.
+
+    `span` is from the first kernel to the end of the last; of it, `gaps` is without any kernel,
+    and `overlap` is what the groups have together beyond the time in which any kernel ran.
+    """
     totals = dict.fromkeys(GROUPS, 0.0)
     for name, _, duration in kernels:
         totals[group_of(name)] += duration
     busy, span = _union(kernels)
-    totals |= {"busy": busy, "gaps": span - busy}
+    totals |= {"overlap": sum(totals.values()) - busy, "gaps": span - busy, "span": span}
     return {name: round(ns / steps / 1e6, 4) for name, ns in totals.items()}
 
 
@@ -52,20 +55,54 @@ def slowest(kernels: Sequence[Kernel], steps: int, number: int = 12) -> list[dic
         totals[name] = calls + 1, total + duration
     ordered = sorted(totals.items(), key=lambda item: -item[1][1])[:number]
     return [
-        {"kernel": name[:100], "calls": calls / steps, "ms": round(total / steps / 1e6, 4)}
-        for name, (calls, total) in ordered
+        {"kernel": name[:100], "calls": round(calls / steps, 2), "ms": round(ns / steps / 1e6, 4)}
+        for name, (calls, ns) in ordered
     ]
 
 
-def _union(kernels: Iterable[Kernel]) -> tuple[float, float]:
-    busy, stop, first = 0, None, None
+def difference(
+    colocated: Mapping[str, float], attn: Mapping[str, float], mlp: Mapping[str, float]
+) -> dict[str, float]:
+    """What makes a step of one attention and one MLP server longer: parts of the two spans.
+
+    Args:
+        colocated: `times_of` stock SGLang's step.
+        attn: Of the attention server.
+        mlp: Of the MLP server, which works while the attention server waits.
+
+    Returns: `exchange` is the kernels that move rows. `handover` is what a wait takes beyond the
+        work that it waits for: flags, and gaps of the MLP server. `experts`, `attention` and
+        `rest` are how much longer the same work takes, for fewer SMs and lost fusion; `launch_gaps`
+        how much longer nothing runs. Together they are `total`.
+    """
+    work = mlp["pull"] + mlp["push"] + mlp["moe"] + mlp["routing"] + mlp["attention"] + mlp["rest"]
+    parts = {
+        "exchange": sum(attn[name] + mlp[name] for name in _MOVES),
+        "handover": attn["wait"] - work - mlp["sum"] - mlp["dispatch"] - mlp["exchange_other"],
+        "experts": attn["moe"] + mlp["moe"] - colocated["moe"],
+        "attention": attn["attention"] + mlp["attention"] - colocated["attention"],
+        "rest": attn["rest"]
+        + attn["routing"]
+        + mlp["rest"]
+        + mlp["routing"]
+        - colocated["rest"]
+        - colocated["routing"],
+        "overlap": colocated["overlap"] - attn["overlap"],
+        "launch_gaps": attn["gaps"] - colocated["gaps"],
+    }
+    parts["total"] = attn["span"] - colocated["span"]
+    return {name: round(ms, 4) for name, ms in parts.items()}
+
+
+def _union(kernels: Iterable[Kernel]) -> tuple[int, int]:
+    """Time with at least one kernel, and from the first to the end of the last."""
+    busy, first, stop = 0, None, 0
     for _, start, duration in sorted(kernels, key=lambda kernel: kernel[1]):
-        first = start if first is None else first
-        stop = start if stop is None else stop
-        end = start + duration
-        busy += max(0, end - max(start, stop))
-        stop = max(stop, end)
-    return busy, (stop - first if stop is not None and first is not None else 0)
+        if first is None:
+            first = stop = start
+        busy += max(0, start + duration - max(start, stop))
+        stop = max(stop, start + duration)
+    return busy, 0 if first is None else stop - first
 
 
 class KernelTimes:
@@ -75,9 +112,13 @@ class KernelTimes:
         self.events: list[Kernel] = []
 
     def __enter__(self) -> KernelTimes:
+        import torch
         from torch.profiler import ProfilerActivity, profile
 
-        self._profile = profile(activities=[ProfilerActivity.CUDA])
+        has_gpu = torch.cuda.is_available()
+        self._profile = profile(
+            activities=[ProfilerActivity.CUDA if has_gpu else ProfilerActivity.CPU]
+        )
         self._profile.__enter__()
         return self
 

@@ -98,7 +98,7 @@ MODELS = {
             "vocab_size": 2048,
         },
         cases="32x64",
-        logits_bound=1e-3,
+        logits_bound=1e-4,
         moe_runner_backend="",
     ),
 }

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from step.cases import PROBE_PROMPTS, Case, Setup, pool_tokens
 
-_CPU = ("--sampling-backend", "pytorch")
 # Above what any role takes beside its key-value cache, which --max-total-tokens sizes.
 _MEMORY_FRACTION = "0.88"
 
@@ -19,21 +18,24 @@ def colocated(setup: Setup, cases: Sequence[Case], port: int) -> list[str]:
 def attention(setup: Setup, cases: Sequence[Case], port: int, mlp_url: str) -> list[str]:
     """One of the attention servers."""
     return [
-        *("--role", "attn", "--afd-mlp", mlp_url),
+        *("--role", "attn", "--afd-mlp", mlp_url, "--afd-wait-policy", setup.wait_policy),
         *("--afd-num-micro-batches", setup.micro_batches, "--afd-attach-timeout", "600"),
         *_decoding(setup, cases, setup.num_attn, port),
         *setup.attn_flags,
     ]
 
 
-def mlp(setup: Setup, port: int, rank: int, leader_url: str, listen: str) -> list[str]:
+def mlp(
+    setup: Setup, cases: Sequence[Case], port: int, *, rank: int, leader_url: str, listen: str
+) -> list[str]:
     """One rank of the MLP servers."""
     return [
         *("--role", "mlp", "--ep-size", str(setup.num_mlp), "--afd-ep-rank", str(rank)),
-        *("--afd-listen", listen),
+        *("--afd-listen", listen, "--afd-wait-policy", setup.wait_policy),
         *(("--afd-leader", leader_url) if rank else ()),
         *_common(setup, port),
         *_experts(setup),
+        *_unit_graphs(setup, cases),
         *setup.mlp_flags,
     ]
 
@@ -42,7 +44,7 @@ def _common(setup: Setup, port: int) -> list[str]:
     return [
         *("--model-path", setup.model_path, "--port", str(port)),
         *("--load-format", "dummy" if setup.is_dummy else "auto"),
-        *("--device", setup.device),
+        *("--device", setup.device, *(("--dtype", setup.dtype) if setup.dtype else ())),
         *("--random-seed", "1", "--log-level", "warning"),
     ]
 
@@ -52,12 +54,33 @@ def _experts(setup: Setup) -> list[str]:
     return ["--moe-runner-backend", backend] if backend else []
 
 
+def _unit_graphs(setup: Setup, cases: Sequence[Case]) -> list[str]:
+    if setup.device == "cpu":
+        return []
+    return ["--cuda-graph-bs-decode", *map(str, unit_rows(setup, cases))]
+
+
+def unit_rows(setup: Setup, cases: Sequence[Case]) -> list[int]:
+    """Rows of the units that can come: a whole step or a micro-batch, of one or more servers."""
+    cuts = {1} if setup.micro_batches == "1" else {1, 2}
+    cuts |= {int(setup.micro_batches)} if setup.micro_batches.isdigit() else set()
+    return sorted(
+        {
+            -(-case.batch // setup.num_attn // cut) * members
+            for case in cases
+            for cut in cuts
+            for members in range(1, setup.num_attn + 1)
+        }
+    )
+
+
 def _decoding(setup: Setup, cases: Sequence[Case], num_servers: int, port: int) -> list[str]:
     batches = sorted({case.batch // num_servers for case in cases})
     tokens = pool_tokens(cases, setup.steps_of_case, num_servers)
     flags = [
         *_common(setup, port),
-        *("--attention-backend", setup.attention_backend, *_CPU),
+        *("--attention-backend", setup.attention_backend),
+        *("--sampling-backend", "pytorch"),
         *("--max-total-tokens", str(tokens)),
         *("--max-running-requests", str(max(*batches, PROBE_PROMPTS) + 1)),
         *("--mem-fraction-static", _MEMORY_FRACTION),

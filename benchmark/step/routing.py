@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class Routing:
@@ -14,16 +14,16 @@ class Routing:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._handles: list[Any] = []
-        self._experts: list[set[int]] = []
+        self._chosen: list[list[Tensor]] = []
 
     def __enter__(self) -> Routing:
         from sglang.srt.layers.moe.topk import TopK
 
         modules = [module for module in self._model.modules() if isinstance(module, TopK)]
-        self._experts = [set() for _ in modules]
+        self._chosen = [[] for _ in modules]
         self._handles = [
-            module.register_forward_hook(self._note(experts))
-            for module, experts in zip(modules, self._experts, strict=True)
+            module.register_forward_hook(self._note(chosen))
+            for module, chosen in zip(modules, self._chosen, strict=True)
         ]
         return self
 
@@ -33,12 +33,14 @@ class Routing:
 
     def touched(self) -> list[list[int]]:
         """Of each MoE layer, in order of layers."""
-        return [sorted(experts) for experts in self._experts]
+        return [
+            sorted({expert for ids in chosen for expert in ids.unique().tolist() if expert >= 0})
+            for chosen in self._chosen
+        ]
 
     @staticmethod
-    def _note(experts: set[int]) -> Callable[..., None]:
+    def _note(chosen: list[Tensor]) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            experts.update(output.topk_ids.unique().tolist())
-            experts.discard(-1)
+            chosen.append(output.topk_ids.clone())  # read afterwards: a step must not wait
 
         return hook

@@ -13,6 +13,7 @@ from sglang_afd.upstream import cpu_shim  # isort: skip
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import signal
@@ -21,6 +22,12 @@ import sys
 import time
 from collections.abc import Sequence
 from typing import Any
+
+# What the children would import later, at a second or more each.
+_GPU_MODULES = (
+    "sglang.srt.layers.attention.flashattention_backend",
+    "sglang.srt.layers.attention.triton_backend",
+)
 
 
 class Zygote:
@@ -35,6 +42,8 @@ class Zygote:
         try:
             started_s = time.monotonic()
             self._can_fork = import_sglang()
+            gc.collect()
+            gc.freeze()  # so that a collection in a child copies no page of this process
             import_s = round(time.monotonic() - started_s, 1)
             _say({"ready": True, "can_fork": self._can_fork, "import_s": import_s})
             for line in sys.stdin:
@@ -79,10 +88,11 @@ def import_sglang() -> bool:
         _import()
         return True
     from step import uninitialised
-    from step.device import ask_device
 
-    with uninitialised.asked_elsewhere(ask_device()):
+    with uninitialised.asked_elsewhere():
         _import()
+        for module in _GPU_MODULES:
+            importlib.import_module(module)
     return not uninitialised.is_initialised()
 
 
@@ -118,7 +128,7 @@ def become_child(command: dict[str, Any]) -> None:
         code = children.run(command)
     except SystemExit as exit_request:
         code = exit_request.code if isinstance(exit_request.code, int) else 1
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the process ends here; its log shall say why
         import traceback
 
         traceback.print_exc()
@@ -159,6 +169,4 @@ if __name__ == "__main__":
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)
     _answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what SGLang prints is no answer
-    gc.disable()
-    zygote = Zygote()
-    zygote.serve()
+    Zygote().serve()
