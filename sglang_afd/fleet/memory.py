@@ -18,9 +18,9 @@ from sglang_afd.fleet.gpus import Gpu
 from sglang_afd.fleet.model_size import ModelSize
 from sglang_afd.fleet.overheads import GIB
 from sglang_afd.fleet.placement import Placement
-from sglang_afd.protocol.messages import MAX_MICRO_BATCHES
 from sglang_afd.transport.cuda_ipc.layout import MAX_RANKS, SlabShape
 
+AUTO_SLOTS = 2  # of an attention server with --afd-num-micro-batches auto
 CACHE = "KV cache"
 WORK = "graphs and activations"
 CONTEXT = "CUDA"
@@ -38,6 +38,11 @@ class ServerMemory:
     def num_bytes(self) -> int:
         """All of it."""
         return sum(self.items.values())
+
+    @property
+    def is_whole(self) -> bool:
+        """Is everything planned? Not the cache of an attention server alone on its GPU."""
+        return self.num_tokens > 0 or not self.name.startswith("attn")
 
     def describe(self) -> str:
         """In GiB, item by item."""
@@ -145,7 +150,7 @@ class MemoryPlanner:
             return 0
         room = self.attn_flags.number("--afd-max-mlp-ranks", default_of("max_mlp_ranks"))
         return SlabShape(
-            num_slots=int(wanted) if wanted.isdigit() else MAX_MICRO_BATCHES,
+            num_slots=int(wanted) if wanted.isdigit() else AUTO_SLOTS,
             max_ranks=min(max(room, self.num_ranks), MAX_RANKS),
             max_rows=self._max_rows(self.attn_flags),
             hidden_size=self.model.hidden_size,

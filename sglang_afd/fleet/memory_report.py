@@ -34,7 +34,7 @@ async def report_memory(
     driver = await bytes_by_process()
     for server in servers:
         planned = plan.servers.get(server.name)
-        if planned is None:
+        if planned is None or "--afd-spare" in server.argv:  # which holds nothing yet
             continue
         memory = await _memory_of(server, session)
         num_bytes = actual_bytes(memory, driver)
@@ -59,6 +59,8 @@ def compare(planned: ServerMemory, num_bytes: int, items: str = "") -> str:
     """One line: planned and real, and how far they are apart."""
     if not num_bytes:
         return f"{planned.name} does not tell what it holds; planned {_gib(planned.num_bytes)}"
+    if not planned.is_whole:
+        return f"memory of {planned.name}: {_gib(num_bytes)}, its cache sized by SGLang; {items}"
     off = num_bytes / planned.num_bytes - 1
     line = f"memory of {planned.name}: {_gib(num_bytes)}, planned {_gib(planned.num_bytes)}"
     line += f" ({off:+.1%})"

@@ -36,6 +36,7 @@ from sglang_afd.trace import mlp as mlp_timeline
 from sglang_afd.transport.zmq_follower import ZmqFollower
 from sglang_afd.transport.zmq_handshake import GreetOptions
 from sglang_afd.transport.zmq_hub import ZmqHub
+from sglang_afd.upstream import gpu_memory
 from sglang_afd.upstream.environment import import_model
 from sglang_afd.upstream.model_check import num_experts_of
 from sglang_afd.upstream.server_args import ServerArgs, model_fingerprint
@@ -240,6 +241,9 @@ def _info(identity: MlpIdentity, experts: Experts, address: str) -> dict[str, An
             "num_tensors_skipped": experts.read_count.num_skipped,
             "num_bytes_read": experts.read_count.num_bytes,
         },
+        "memory": gpu_memory.memory_of(
+            tensor for layer in experts.layers.values() for tensor in layer.parameters()
+        ),
     }
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 def memory_of_attention(runner: ModelRunner, slab_bytes: int) -> dict[str, int]:
     """Of a scheduler process, once its graphs are captured; empty on a CPU."""
+    if not torch.cuda.is_initialized():
+        return {}
     sizes = runner.token_to_kv_pool.get_kv_size_bytes()  # of keys and of values; one with MLA
     kv_bytes = int(sum(sizes)) if isinstance(sizes, tuple) else int(sizes)
     return memory_of(
