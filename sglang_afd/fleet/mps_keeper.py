@@ -40,8 +40,9 @@ def pipe_directory(directory: Path) -> Path:
 
 def stop(directory: Path) -> str:
     """Have the daemon quit, and see it gone; returns why it had to be killed, if it had to."""
-    if not running_in(directory):
-        return ""
+    pipe = pipe_directory(directory)
+    if not running_in(directory) and not (pipe.is_dir() and any(pipe.iterdir())):
+        return ""  # none was started
     problem = _quit(directory)
     if _wait_gone(directory):
         return ""
