@@ -257,8 +257,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--dtype", default="", help="Instead of the shape's own, e.g. bfloat16.")
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--cases", default="", help="batch x context with commas, e.g. 64x1024,128x2048.")
-    add("--blocks", type=int, default=5, help="Turns of both sides.")
-    add("--steps", type=int, default=20, help="Timed steps of a case in a block.")
+    add("--blocks", type=int, default=0, help="Turns of both sides; default: 5.")
+    add("--steps", type=int, default=0, help="Timed steps of a case in a block; default: 20.")
     add("--quick", action="store_true", help="Two blocks of four steps.")
     add("--attn", type=int, default=1, help="Attention servers; they share the batch.")
     add("--mlp", type=int, default=1, help="MLP ranks.")
@@ -289,8 +289,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def _fill_defaults(args: argparse.Namespace) -> None:
     model = models.MODELS[args.model]
-    if args.quick:
-        args.blocks, args.steps = 2, 4
+    args.blocks = args.blocks or (2 if args.quick else 5)
+    args.steps = args.steps or (4 if args.quick else 20)
     if args.model == "tiny" and not args.dtype:  # FA3 has no float32
         args.dtype = "float32" if args.device == "cpu" else "bfloat16"
     if args.dtype == "bfloat16":

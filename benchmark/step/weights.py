@@ -10,11 +10,13 @@ embeddings with variance 1. So rows stay different from each other and the routi
 from __future__ import annotations
 
 import math
+import os
 import zlib
 
 import torch
 from torch import Tensor, nn
 
+FAULT_ENV = "BENCH_STEP_FAULT"  # "1" gives the MLP role other experts, which logits must show
 _FP8_LIMIT = 240.0  # raw values of block-quantised weights; their scale makes the variance right
 
 
@@ -78,4 +80,10 @@ def replace_dummy_weights() -> None:
     from sglang_afd.upstream import environment
 
     loader.initialize_dummy_weights = fill_model
-    environment.fill_dummy = fill_experts
+    environment.fill_dummy = fill_experts if os.environ.get(FAULT_ENV) != "1" else _fill_wrongly
+
+
+def _fill_wrongly(layer: nn.Module) -> None:
+    fill_experts(layer)
+    for parameter in layer.parameters():
+        parameter.data[0].neg_()
