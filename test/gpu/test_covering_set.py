@@ -7,7 +7,17 @@ from typing import Any
 import gpu_report
 import pytest
 from compare import differences, largest_distance
-from gpu_fleet import COMBINATIONS, IS_CPU, SLOW, START_TIMEOUT_S, Combination, Fleet, say, telling
+from gpu_fleet import (
+    COMBINATIONS,
+    IS_CPU,
+    SLOW,
+    START_TIMEOUT_S,
+    Combination,
+    Fleet,
+    metric,
+    say,
+    telling,
+)
 from gpu_oracles import Oracles, Words
 from gpu_questions import (
     AT_90_PERCENT,
@@ -19,7 +29,6 @@ from gpu_questions import (
     continue_texts,
     distance,
 )
-from servers import Server
 
 pytestmark = [pytest.mark.timeout(2 * START_TIMEOUT_S), pytest.mark.also_on_cpu]
 
@@ -40,8 +49,7 @@ def test_answers_are_those_of_stock_sglang(
             _check_distance(fleet, expected)
         else:
             _check_tokens(fleet, expected)
-        for server in fleet.attn:
-            _check_way(server, combination)
+        _check_way(fleet, combination)
     say(f"{combination}: done")
 
 
@@ -72,10 +80,13 @@ def _check_distance(fleet: Fleet, expected: Words) -> None:
     assert found.mean <= MEAN
 
 
-def _check_way(server: Server, combination: Combination) -> None:
+def _check_way(fleet: Fleet, combination: Combination) -> None:
     """That it ran the way it was asked to."""
-    status = server.get("/afd/v1/status")[1]
-    steps = status["steps_by_num_micro_batches"]
-    assert steps[str(combination.num_micro_batches)] > 0, steps
+    for server in fleet.attn:
+        steps = server.get("/afd/v1/status")[1]["steps_by_num_micro_batches"]
+        assert steps[str(combination.num_micro_batches)] > 0, steps
+        if not IS_CPU:
+            assert ("cuda graph: True" in server.text()) == combination.has_graphs
     if not IS_CPU:
-        assert status["transport"] == combination.transport
+        launches = [metric(rank, "launches_total") for rank in fleet.mlp]
+        assert all((number > 0) == (combination.transport == "cuda_ipc") for number in launches)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import gpu_faults
 import micro_batch_faults
 import stall_faults
 
@@ -13,7 +14,6 @@ def plant(name: str) -> None:
     """Patch this process; the server that runs in it afterwards has the fault."""
     {
         "other_weights": _other_weights,
-        "drop_partial_sum": _drop_partial_sum,
         "perturb_topk_weight": _perturb_topk_weight,
         "slow_experts": _slow_experts,
         "experts_of_rank_0": _experts_of_rank_0,
@@ -22,6 +22,7 @@ def plant(name: str) -> None:
         "hook_fails": _hook_fails,
         **stall_faults.FAULTS,
         **micro_batch_faults.FAULTS,
+        **gpu_faults.FAULTS,
         "drop_intents": lambda: _change_intents(lambda message, before: []),
         "delay_intents": lambda: _change_intents(lambda message, before: [before]),
         "false_intents": lambda: _change_intents(
@@ -36,20 +37,6 @@ def _other_weights() -> None:
 
     claimed = os.environ["TEST_CLAIMED_FINGERPRINT"]
     server.model_fingerprint = lambda server_args: claimed  # type: ignore[assignment]
-
-
-def _drop_partial_sum() -> None:
-    """The last rank answers with zeros."""
-    from sglang_afd.mlp.experts import Experts
-
-    run = Experts.run
-
-    def run_and_drop(self: Experts, layer_id: int, rows: Any) -> Any:
-        partial = run(self, layer_id, rows)
-        is_last = self.shard.rank == self.shard.ep_size - 1
-        return partial.zero_() if is_last else partial
-
-    Experts.run = run_and_drop  # type: ignore[method-assign]
 
 
 def _perturb_topk_weight() -> None:

@@ -7,6 +7,7 @@ is wrong with it is found where no GPU is held.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,8 +22,6 @@ IS_CPU = os.environ.get("TEST_DEVICE") == "cpu"
 START_TIMEOUT_S = 120.0
 MAX_ROWS = 48  # so that long prompts go in several pieces
 GRAPH_BATCHES = ("4", "16", "32")  # few, so that they are captured soon, and most batches padded
-
-Plants = Mapping[str, str]  # what is planted, by "attn" or "mlp" and a number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +131,7 @@ class Fleet:
         for server in self.mlp:
             server.wait("/health", timeout_s=START_TIMEOUT_S)
         for server in self.attn:
-            server.wait("/afd/v1/status", lambda body: body["state"] == "ready", START_TIMEOUT_S)
+            wait_ready(server)
         say(f"{self.name}: ready, after {time.monotonic() - started_s:.1f} s of waiting")
         return self
 
@@ -166,6 +165,7 @@ def serving_flags(*, has_graphs: bool) -> tuple[str, ...]:
     return (
         *("--mem-fraction-static", "0.2", "--max-total-tokens", "8192"),
         *("--max-running-requests", "32", "--sampling-backend", "pytorch"),
+        *("--decode-log-interval", "4"),
         *("--cuda-graph-backend-prefill", "disabled"),
         *graphs,
         *common,
@@ -251,6 +251,19 @@ def start_fleet(zygote: Zygote, model: Path, combination: Combination) -> Fleet:
         for _ in range(combination.num_attn)
     ]
     return Fleet(str(combination), attn, mlp)
+
+
+def metric(rank: Server, name: str) -> float:
+    """A counter of an MLP server, without its prefix."""
+    text = rank.get("/metrics")[1]
+    found = re.search(rf"^sglang_afd_mlp_{name}\{{.*\}} ([\d.e+]+)$", str(text), re.M)
+    assert found, f"no {name} in {text}"
+    return float(found[1])
+
+
+def wait_ready(server: Server) -> None:
+    """Until an attention server is attached and warm."""
+    server.wait("/afd/v1/status", lambda body: body["state"] == "ready", START_TIMEOUT_S)
 
 
 @contextmanager
