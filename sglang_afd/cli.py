@@ -179,7 +179,40 @@ def build_parser() -> argparse.ArgumentParser:
         "--afd-leader.",
     )
     _add(mlp, "max_peers", "--afd-max-peers", "N", "Attention servers attached at once.")
+    _add_device_flags(mlp)
     return parser
+
+
+def _add_device_flags(mlp: argparse._ArgumentGroup) -> None:
+    _add(
+        mlp,
+        "mlp_cuda_graph_bs",
+        "--afd-mlp-cuda-graph-bs",
+        "N,N,...",
+        "With cuda_ipc, the numbers of rows for which each MoE layer gets a CUDA graph; a unit "
+        "takes the smallest that holds it. Default: 8 and on, in steps that grow.",
+    )
+    _add(
+        mlp,
+        "mlp_cuda_graph_max_bs",
+        "--afd-mlp-cuda-graph-max-bs",
+        "N",
+        "With cuda_ipc, the largest of these; larger units are launched kernel by kernel.",
+    )
+    mlp.add_argument(
+        "--afd-disable-mlp-cuda-graph",
+        dest="is_mlp_cuda_graph_disabled",
+        action="store_true",
+        help="With cuda_ipc, launch every unit kernel by kernel.",
+    )
+    _add(
+        mlp,
+        "deep_gemm_sms",
+        "--afd-deep-gemm-sms",
+        "N",
+        "Multiprocessors that DeepGEMM's persistent kernels use; fewer than there are leaves room "
+        "for the kernels of the other role, which wait on the same GPU. 0 uses all.",
+    )
 
 
 def parse(argv: Sequence[str]) -> tuple[AfdConfig, list[str]]:

@@ -89,6 +89,10 @@ class AfdConfig:
     wait_policy: str = "auto"  # cuda_ipc: how a stream waits for rows: "auto", "poll" or "memop"
     max_mlp_ranks: int = 4  # attn, cuda_ipc: MLP ranks whose replies have room, 1 .. 16
     max_peers: int = 64  # mlp: attention servers attached at once, 1 .. 1024
+    mlp_cuda_graph_bs: str = ""  # mlp, cuda_ipc: rows of a unit with a graph, with commas; "" usual
+    mlp_cuda_graph_max_bs: int = 1024  # mlp, cuda_ipc: of those the largest, 1 .. 65536
+    is_mlp_cuda_graph_disabled: bool = False  # mlp, cuda_ipc: launch every unit kernel by kernel
+    deep_gemm_sms: int = 0  # mlp: multiprocessors for DeepGEMM's kernels, 0 .. 1024; 0 uses all
     stall_timeout_s: float = 60.0  # how long a step waits, then how long requests do; 0.1 .. 300
     attach_timeout_s: float = 300.0  # attn: longest wait for the MLP servers at start-up, >= 1
     heartbeat_timeout_s: float = 1.0  # silence after which a peer counts as gone, 0.1 .. 60
@@ -123,6 +127,9 @@ class AfdConfig:
         _check_range("--afd-max-rows", self.max_rows, 1, 65536)
         _check_range("--afd-max-mlp-ranks", self.max_mlp_ranks, 1, MAX_MLP_RANKS)
         _check_range("--afd-max-peers", self.max_peers, 1, MAX_PEERS)
+        _check_range("--afd-mlp-cuda-graph-max-bs", self.mlp_cuda_graph_max_bs, 1, 65536)
+        _check_range("--afd-deep-gemm-sms", self.deep_gemm_sms, 0, 1024)
+        _check_rows("--afd-mlp-cuda-graph-bs", self.mlp_cuda_graph_bs)
         _check_range("--afd-stall-timeout", self.stall_timeout_s, 0.1, SGLANG_WATCHDOG_S)
         _check_range("--afd-attach-timeout", self.attach_timeout_s, 1, 86400)
         _check_range("--afd-heartbeat-timeout", self.heartbeat_timeout_s, 0.1, 60)
@@ -205,6 +212,10 @@ _FLAGS_OF = {
         "leader_url": "--afd-leader",
         "max_peers": "--afd-max-peers",
         "is_spare": "--afd-spare",
+        "mlp_cuda_graph_bs": "--afd-mlp-cuda-graph-bs",
+        "mlp_cuda_graph_max_bs": "--afd-mlp-cuda-graph-max-bs",
+        "is_mlp_cuda_graph_disabled": "--afd-disable-mlp-cuda-graph",
+        "deep_gemm_sms": "--afd-deep-gemm-sms",
     },
 }
 
@@ -256,6 +267,12 @@ def _check_url(flag: str, url: str) -> None:
         is_sound = False
     if not is_sound:
         raise ConfigError(f"{flag} {url} is not an address like http://host:port")
+
+
+def _check_rows(flag: str, text: str) -> None:
+    for rows in text.split(",") if text else ():
+        if not rows.strip().isdecimal() or not 1 <= int(rows) <= 65536:
+            raise ConfigError(f"{flag} {text} is no list like 8,64,256 of rows from 1 to 65536")
 
 
 def _check_range(flag: str, value: float, lowest: float, highest: float) -> None:

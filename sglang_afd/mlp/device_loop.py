@@ -10,7 +10,6 @@ parked. Only a micro-batch of the first layer that is late is parked as on a CPU
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -31,8 +30,6 @@ from sglang_afd.rounds.units import Member, Unit
 from sglang_afd.trace.mlp import MlpTimeline
 from sglang_afd.transport.base import Announced, Event, Exchange, PeerAttached
 
-logger = logging.getLogger(__name__)
-
 RUN_AHEAD = 4  # units; fewer would leave the GPU idle, more would hold up what comes by doorbell
 SPIN_S = 0.010  # after the last thing that happened; longer than a host gap between two steps
 NAP_S = 0.001  # between two looks at the doorbells, of a peer that may come any time
@@ -44,7 +41,8 @@ DRAIN_S = 2.0  # for units in flight to end by themselves when this server stops
 class DeviceHub(Protocol):
     """What is needed of `CudaIpcHub`, a `Hub`.
 
-    Before it tells that a peer is gone, nothing on the GPU waits for that peer any more.
+    Before it tells that a peer is gone, nothing on the GPU waits for that peer any more. It sends
+    away whoever is there when a kernel found other rows than a unit's.
     """
 
     def peer_index(self, peer: bytes) -> int | None:
@@ -264,11 +262,6 @@ class DeviceLoop:
     def _look(self) -> None:
         if self._device is not None:
             self._device.look(is_busy=bool(self._in_flight))
-        error = self._units.exchange.error
-        if error is not None:
-            logger.error("%s; attention servers attach again", error)
-            self._units.exchange.clear_error()
-            self._reception.expel(error)
 
     def _may_sleep_s(self) -> float:
         now_s = self._clock()

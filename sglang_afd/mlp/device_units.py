@@ -40,16 +40,9 @@ class Exchanges(Protocol):
     def push(self, partial: Tensor, bucket: int) -> None:
         """Send the members their rows of the sums."""
 
-    def clear_error(self) -> None:
-        """Forget what was found wrong."""
-
     @property
     def num_done(self) -> int:
         """Units whose replies have left."""
-
-    @property
-    def error(self) -> str | None:
-        """What a kernel found wrong first."""
 
 
 class Replays(Protocol):

@@ -17,6 +17,8 @@ from sglang_afd.upstream.moe import (
     FusedMoE,
     StandardDispatchOutput,
     StandardTopKOutput,
+    limit_deep_gemm,
+    prepare_for_device_rows,
 )
 from sglang_afd.upstream.server_args import ServerArgs
 from sglang_afd.upstream.weights import ReadCount, is_expert_tensor, read_tensors
@@ -38,13 +40,22 @@ class LocalFusedMoE(FusedMoE):
 class Experts:
     """Every MoE layer of one rank.
 
+    Args:
+        server_args: SGLang's.
+        rank: Ours.
+        ep_size: Ranks of the group.
+        deep_gemm_sms: Multiprocessors for DeepGEMM's kernels; 0 leaves them all.
+
     Raises:
         ConfigError: No MoE layer went through SGLang's class hook, or the quantisation fuses the
             routed scaling factor into top-k, which the attention side would not know of.
     """
 
-    def __init__(self, server_args: ServerArgs, *, rank: int, ep_size: int) -> None:
+    def __init__(
+        self, server_args: ServerArgs, *, rank: int, ep_size: int, deep_gemm_sms: int = 0
+    ) -> None:
         self.read_count = ReadCount()
+        self._deep_gemm_sms = deep_gemm_sms
         self._device = server_args.device
         hooks.install(
             [
@@ -70,7 +81,10 @@ class Experts:
         self.hidden_size: int = first.hidden_size
         self.top_k: int = first.top_k
         self._load(server_args, skeleton)
+        self._unfit: str | None = None
         if self._device != "cpu":
+            unfit = [prepare_for_device_rows(layer) for layer in self.layers.values()]
+            self._unfit = next((runner for runner in unfit if runner is not None), None)
             self._warm_up()
 
     def run(self, layer_id: int, rows: Rows) -> Tensor:
@@ -96,6 +110,32 @@ class Experts:
         else:
             partial = _run_pairs(layer, hidden_states, local_ids, weights, is_ours)
         return partial.cpu()
+
+    def run_on_device(self, layer_id: int, rows: Rows) -> Tensor:
+        """The same for rows on this rank's GPU; launches kernels, waits for none; capturable.
+
+        Args:
+            layer_id: A key of `layers`.
+            rows: With ids as this rank counts its experts; -1 goes nowhere.
+
+        Returns: [T, H] in the model's dtype, in memory of its own; rows without a choice are 0.
+        """
+        with limit_deep_gemm(self._deep_gemm_sms):
+            return _run_layer(
+                self.layers[layer_id], rows.hidden_states, rows.topk_ids, rows.topk_weights
+            )
+
+    def check_device(self) -> None:
+        """Can `run_on_device` be used?
+
+        Raises:
+            ConfigError: The MoE runner has no way to leave a choice out.
+        """
+        if self._unfit:
+            raise ConfigError(
+                f"the MoE runner {self._unfit} cannot leave out rows of other ranks; use "
+                f"--moe-runner-backend triton or deep_gemm, or --afd-transport zmq"
+            )
 
     def count_rows(self, rows: Rows) -> Tensor:
         """How many choices went to each of this rank's experts: [num_local] int64."""

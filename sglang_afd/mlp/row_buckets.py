@@ -5,9 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-DEFAULT_GRAPH_ROWS = (
-    *(8, 16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048),
-)
+DEFAULT_GRAPH_ROWS = (*(8, 16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024),)
 EAGER_STEP = 256  # between sizes beyond the last graph: few enough to warm each of them up
 
 

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
 from sglang_afd import __version__
-from sglang_afd.config import AfdConfig, has_rounds
+from sglang_afd.config import FP8, AfdConfig, Transport, choose_transport, has_rounds
 from sglang_afd.errors import ConfigError
 from sglang_afd.mlp import http
 from sglang_afd.mlp.board import Board
+from sglang_afd.mlp.device_watch import DeviceFailed
 from sglang_afd.mlp.experts import Experts
 from sglang_afd.mlp.group import MemberReport
 from sglang_afd.mlp.http_process import HttpProcess
 from sglang_afd.mlp.leader import find_leader
-from sglang_afd.mlp.loop import Loop
+from sglang_afd.mlp.open_exchange import ServesRows, open_exchange
 from sglang_afd.mlp.place import NO_RANK
 from sglang_afd.mlp.private_address import private_ipc_address
 from sglang_afd.mlp.rank_order import make_rank_order
@@ -35,7 +37,6 @@ from sglang_afd.trace import file as trace_file
 from sglang_afd.trace import mlp as mlp_timeline
 from sglang_afd.transport.zmq_follower import ZmqFollower
 from sglang_afd.transport.zmq_handshake import GreetOptions
-from sglang_afd.transport.zmq_hub import ZmqHub
 from sglang_afd.upstream import gpu_memory
 from sglang_afd.upstream.environment import import_model
 from sglang_afd.upstream.model_check import num_experts_of
@@ -55,6 +56,9 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
     for url in config.leader_urls:
         auth.require_secret_beyond_loopback(url, secret, "--afd-leader")
     with_rounds = has_rounds()
+    transport = choose_transport(
+        config.transport, is_cuda=server_args.device == "cuda", address=listen
+    )
     if config.trace_file:
         trace_file.check(config.trace_file)
     listener = _bind(server_args.host, server_args.port)
@@ -86,17 +90,17 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
     timeline = mlp_timeline.begin(config.trace_file, f"mlp-{rank}-{report.boot_id[:6]}", rank)
     started_s = time.monotonic()
     with stop.at_once():
-        experts = Experts(server_args, rank=rank, ep_size=ep_size)
-        _check_size(experts, board)
-        identity = _identity(config, report, experts)
-        hub = ZmqHub(
-            Gate(identity, secret, max_peers=config.max_peers),
-            listen,
-            heartbeat_timeout_s=config.heartbeat_timeout_s,
+        experts = Experts(
+            server_args, rank=rank, ep_size=ep_size, deep_gemm_sms=config.deep_gemm_sms
         )
+        _check_size(experts, board)
+        identity = _identity(config, report, experts, transport)
+        gate = Gate(identity, secret, max_peers=config.max_peers)
+        exchange = open_exchange(config, gate, experts, listen, has_rounds=with_rounds)
+        hub = exchange.hub
         if rank and with_rounds:
             hub.follow(_follower(config, identity, secret))
-    http_process.serve(options.info | _info(identity, experts, hub.address), hub.address)
+    http_process.serve(options.info | _info(identity, experts, exchange), hub.address)
     logger.info(
         "MLP rank %d of %d serves experts %d to %d of %s: exchange %s, HTTP port %d, %.1f s",
         rank,
@@ -111,7 +115,9 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
     order = make_rank_order(
         hub.order, sorted(experts.layers), rank=rank, ep_size=ep_size, has_rounds=with_rounds
     )
-    return _run(Loop(hub, experts, board, order, stop, timeline), hub, http_process)
+    return _run(
+        functools.partial(exchange.run, board, order, stop, timeline), exchange, http_process
+    )
 
 
 class _StopFlag:
@@ -151,12 +157,17 @@ class _StopFlag:
         self._is_set = True
 
 
-def _run(loop: Loop, hub: ZmqHub, http_process: HttpProcess) -> int:
-    try:
-        loop.run()
-    finally:
-        hub.close()
-        http_process.stop()
+def _run(run: Callable[[], None], exchange: ServesRows, http_process: HttpProcess) -> int:
+    with ExitStack() as stack:
+        stack.callback(http_process.stop)
+        try:
+            run()
+        except DeviceFailed as error:
+            logger.critical("%s", error)
+            http_process.stop()
+            os._exit(1)  # CUDA's own end could wait for what never ends
+        finally:
+            exchange.hub.close()
     return 0
 
 
@@ -184,21 +195,24 @@ def _follower(config: AfdConfig, identity: MlpIdentity, secret: bytes) -> ZmqFol
     return ZmqFollower(find, options, rank=identity.rank)
 
 
-def _identity(config: AfdConfig, report: MemberReport, experts: Experts) -> MlpIdentity:
+def _identity(
+    config: AfdConfig, report: MemberReport, experts: Experts, transport: Transport
+) -> MlpIdentity:
+    dtype = str(experts.dtype).removeprefix("torch.")
     return MlpIdentity(
         spec=ModelSpec(
             package_version=__version__,
             sglang_version=check_version(),
             fingerprint=report.fingerprint,
             architecture=experts.architecture,
-            dtype=str(experts.dtype).removeprefix("torch."),
+            dtype=dtype,
             hidden_size=experts.hidden_size,
             top_k=experts.top_k,
             num_experts=experts.shard.num_experts,
             moe_layer_ids=tuple(sorted(experts.layers)),
             max_rows=config.max_rows,
-            transport="zmq",
-            dispatch_dtype=str(experts.dtype).removeprefix("torch."),
+            transport=transport.value,
+            dispatch_dtype=FP8 if config.dispatch_dtype == FP8 else dtype,
         ),
         rank=experts.shard.rank,
         ep_size=experts.shard.ep_size,
@@ -225,7 +239,7 @@ def _early_info(config: AfdConfig, server_args: ServerArgs, report: MemberReport
     }
 
 
-def _info(identity: MlpIdentity, experts: Experts, address: str) -> dict[str, Any]:
+def _info(identity: MlpIdentity, experts: Experts, exchange: ServesRows) -> dict[str, Any]:
     spec = identity.spec
     return {
         "architecture": spec.architecture,
@@ -234,7 +248,9 @@ def _info(identity: MlpIdentity, experts: Experts, address: str) -> dict[str, An
         "first_expert": identity.first_expert,
         "stop_expert": identity.stop_expert,
         "dtype": spec.dtype,
-        "exchange_address": address,
+        "exchange_address": exchange.hub.address,
+        "transport": spec.transport,
+        "dispatch_dtype": spec.dispatch_dtype,
         "weights": {
             "num_tensors_read": experts.read_count.num_tensors,
             "num_expert_tensors_read": experts.read_count.num_expert_tensors,
@@ -244,6 +260,7 @@ def _info(identity: MlpIdentity, experts: Experts, address: str) -> dict[str, An
         "memory": gpu_memory.memory_of(
             tensor for layer in experts.layers.values() for tensor in layer.parameters()
         ),
+        **exchange.info,
     }
 
 

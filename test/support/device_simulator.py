@@ -272,8 +272,6 @@ class Submitted:
 class SimExchange:
     """`UnitExchange` and the device behind it."""
 
-    error = None
-
     def __init__(self, hub: SimHub) -> None:
         self.hub = hub
         self.queue: deque[Submitted] = deque()
@@ -306,9 +304,6 @@ class SimExchange:
         assert self._last is not None, "push comes after submit"
         self.queue.append(self._last)
         self._last = None
-
-    def clear_error(self) -> None:
-        raise AssertionError("there was no error")
 
     def execute(self) -> bool:
         """Run the unit in front, if it does not have to wait."""

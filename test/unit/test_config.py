@@ -28,11 +28,20 @@ def mlp(**settings: Any) -> AfdConfig:
 RANGES = {
     "max_rows": ("--afd-max-rows", 1, 65536),
     "max_peers": ("--afd-max-peers", 1, 1024),
+    "mlp_cuda_graph_max_bs": ("--afd-mlp-cuda-graph-max-bs", 1, 65536),
+    "deep_gemm_sms": ("--afd-deep-gemm-sms", 0, 1024),
     "max_mlp_ranks": ("--afd-max-mlp-ranks", 1, 16),
     "stall_timeout_s": ("--afd-stall-timeout", 0.1, 300),
     "attach_timeout_s": ("--afd-attach-timeout", 1, 86400),
     "heartbeat_timeout_s": ("--afd-heartbeat-timeout", 0.1, 60),
 }
+OF_MLP = ("max_peers", "mlp_cuda_graph_max_bs", "deep_gemm_sms")
+
+
+@pytest.mark.parametrize("rows", ["8,", "0", "8;16", "many", "-8", "8,70000"])
+def test_a_list_of_rows_that_is_none_is_refused(rows: str) -> None:
+    with pytest.raises(ConfigError, match="--afd-mlp-cuda-graph-bs"):
+        mlp(mlp_cuda_graph_bs=rows)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +99,7 @@ def test_every_number_has_a_range() -> None:
 def test_both_ends_of_a_range_are_allowed(field: str) -> None:
     _, lowest, highest = RANGES[field]
 
-    make = mlp if field == "max_peers" else attn
+    make = mlp if field in OF_MLP else attn
 
     assert getattr(make(**{field: lowest}), field) == lowest
     assert getattr(make(**{field: highest}), field) == highest

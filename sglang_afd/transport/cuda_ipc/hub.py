@@ -80,9 +80,17 @@ class CudaIpcHub(Hub):
         gate: Who may attach; it is told of the door.
         options: Where and how.
         door: The path of the door; "" makes a directory of mode 0700.
+        table: Of the peers; None makes one.
     """
 
-    def __init__(self, gate: Gate, options: HubOptions, *, door: str = "") -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        options: HubOptions,
+        *,
+        door: str = "",
+        table: PeerTable | None = None,
+    ) -> None:
         spec = gate.identity.spec
         self._identity = gate.identity
         self._options = options
@@ -97,7 +105,7 @@ class CudaIpcHub(Hub):
         self._is_closed = False
         check_agreement(spec)
         # Those that went stay in the table until nothing in flight names them.
-        self.table = PeerTable(
+        self.table = table or PeerTable(
             max_peers=min(MAX_TABLE, 2 * options.max_peers),
             rank=gate.identity.rank,
             device=options.device,
@@ -233,8 +241,11 @@ class CudaIpcHub(Hub):
         self._unmap()
         self._control_due_s = time.monotonic() + CONTROL_S
         for units in self._watched:
-            if units.error is not None:
-                raise ProtocolError(f"MLP rank {self._identity.rank}: {units.error}")
+            if (error := units.error) is not None:
+                # Which session it was about is no longer sure; each attaches again, with what waits.
+                logger.error("MLP rank %d: %s", self._identity.rank, error)
+                units.clear_error()
+                events += self._tell(self._control.expel(error))
         return events
 
     def _tell(self, events: Sequence[Event]) -> list[Event]:
@@ -339,13 +350,11 @@ class CudaIpcHub(Hub):
 
     @functools.cached_property
     def _no_rows(self) -> Rows:
-        spec, device = self._identity.spec, f"cuda:{self._options.device}"
+        spec = self._identity.spec
         return Rows(
-            hidden_states=torch.empty(
-                0, spec.hidden_size, dtype=getattr(torch, spec.dtype), device=device
-            ),
-            topk_ids=torch.empty(0, spec.top_k, dtype=torch.int32, device=device),
-            topk_weights=torch.empty(0, spec.top_k, device=device),
+            hidden_states=torch.empty(0, spec.hidden_size, dtype=getattr(torch, spec.dtype)),
+            topk_ids=torch.empty(0, spec.top_k, dtype=torch.int32),
+            topk_weights=torch.empty(0, spec.top_k),
         )
 
     def _retire(self, found: _Open) -> None:

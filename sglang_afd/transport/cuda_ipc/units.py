@@ -221,3 +221,7 @@ class UnitExchange:
         if not code:
             return None
         return _ERRORS[int(code)].format(peer=peer, layer=layer, got_layer=got_layer, rows=rows)
+
+    def clear_error(self) -> None:
+        """Forget it; whoever it was about has been sent away."""
+        self._told_words[self._error_at] = 0
