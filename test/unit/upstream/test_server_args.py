@@ -324,3 +324,68 @@ def test_what_switches_an_untested_feature_off_is_its_default(field: str) -> Non
 def test_an_untested_feature_is_refused(model: str, argv: list[str]) -> None:
     with pytest.raises(ConfigError, match=f"{argv[0]} is not supported .* not tested"):
         parse(model, *argv)
+
+
+@pytest.mark.parametrize(
+    ("url", "transport", "is_cuda", "expected"),
+    [
+        ("http://127.0.0.1:30010", "auto", True, "cuda_ipc"),
+        ("http://127.0.0.1:30010", "auto", False, "zmq"),
+        ("http://10.0.0.5:30010", "auto", True, "zmq"),
+        ("http://127.0.0.1:30010,http://10.0.0.5:30010", "auto", True, "zmq"),
+        ("http://10.0.0.5:30010", "cuda_ipc", True, "cuda_ipc"),
+        ("http://127.0.0.1:30010", "zmq", True, "zmq"),
+    ],
+)
+def test_rows_stay_on_the_gpu_where_the_mlp_servers_are_found_on_this_host(
+    url: str, transport: str, is_cuda: bool, expected: str
+) -> None:
+    config = AfdConfig(role=Role.ATTN, mlp_url=url, transport=transport)
+
+    assert server_args.resolve_transport(config, is_cuda=is_cuda).transport == expected
+
+
+def test_fp8_rows_need_both_roles_on_one_host() -> None:
+    config = AfdConfig(role=Role.ATTN, mlp_url="http://10.0.0.5:1", dispatch_dtype="fp8")
+
+    with pytest.raises(ConfigError, match="fp8 needs --afd-transport cuda_ipc"):
+        server_args.resolve_transport(config, is_cuda=True)
+
+
+def graphs_refused(model: str, *flags: str) -> list[str]:
+    """What is refused of CUDA graphs when rows stay on the GPU; parsed on any machine."""
+    parser = server_args._parser()
+    raw = parser.parse_args(["--model-path", model, *flags])
+    config = AfdConfig(role=Role.ATTN, mlp_url="http://127.0.0.1:1", transport="cuda_ipc")
+    return [what for is_set, what, _ in server_args._refused_graphs(raw, config) if is_set]
+
+
+@pytest.mark.parametrize(
+    ("flags", "refused"),
+    [
+        ((), []),
+        (("--attention-backend", "fa3"), []),
+        (("--cuda-graph-backend-decode", "full"), []),
+        (("--cuda-graph-max-bs-decode", "64"), []),
+        (("--attention-backend", "flashmla"), ["--attention-backend flashmla"]),
+        (("--attention-backend", "flashmla", "--cuda-graph-backend-decode", "disabled"), []),
+        (("--attention-backend", "flashmla", "--disable-cuda-graph"), []),
+        (("--cuda-graph-backend-decode", "breakable"), ["--cuda-graph-backend-decode breakable"]),
+        (("--enable-breakable-cuda-graph",), ["--cuda-graph-backend-prefill breakable"]),
+        (("--cuda-graph-config", '{"decode": {"max_bs": 8}}'), ["--cuda-graph-config"]),
+    ],
+)
+def test_with_rows_on_the_gpu_decode_steps_are_whole_graphs_and_prefill_is_not(
+    model: str, flags: tuple[str, ...], refused: list[str]
+) -> None:
+    assert graphs_refused(model, *flags) == refused
+
+
+def test_sglang_is_told_which_graphs_to_capture() -> None:
+    on_gpu, on_host = (
+        AfdConfig(role=Role.ATTN, mlp_url="http://127.0.0.1:1", transport=transport)
+        for transport in ("cuda_ipc", "zmq")
+    )
+
+    assert server_args._graph_flags(on_gpu) == ["--cuda-graph-backend-prefill", "disabled"]
+    assert "--cuda-graph-backend-decode" in server_args._graph_flags(on_host)
