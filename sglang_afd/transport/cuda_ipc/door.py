@@ -149,7 +149,8 @@ def bring(
                 f"the door at {door} belongs to user {user}, this server runs as {os.getuid()}; "
                 f"run both roles as one user, or with --afd-transport zmq",
             )
-        fds.send(connection, codec.encode(message), slots)
+        with suppress(PeerLost):  # whoever sends us away before that has said why
+            fds.send(connection, codec.encode(message), slots)
         try:
             parcel = fds.receive(connection, num_fds=0, timeout_s=timeout_s)
             answer = codec.decode_from_door(parcel.body)
