@@ -9,6 +9,7 @@ from pathlib import Path
 from sglang_afd.config import AfdConfig
 from sglang_afd.errors import ConfigError
 from sglang_afd.fingerprint import read_config
+from sglang_afd.upstream import cpu_shim
 
 # Architectures that the test-suite compares with stock SGLang, token by token.
 TESTED_ARCHITECTURES = ("Qwen3MoeForCausalLM", "Qwen2MoeForCausalLM")
@@ -58,10 +59,11 @@ def check_model(model_path: str, overrides: str, config: AfdConfig) -> None:
             f"config.json), so there is nothing to split; serve it with "
             f"python -m sglang.launch_server"
         )
-    if model.get("quantization_config") or text.get("quantization_config"):
+    quantised = model.get("quantization_config") or text.get("quantization_config")
+    if quantised and (cpu_shim.IS_CPU or not _is_block_fp8(quantised)):
         raise ConfigError(
-            f"{model_path} is quantised; quantised experts are not supported yet. "
-            f"Use the unquantised checkpoint"
+            f"{model_path} is quantised; quantised experts are not supported yet, except FP8 with "
+            f"weight_block_size on a GPU. Use the unquantised checkpoint"
         )
     if name not in TESTED_ARCHITECTURES and not config.allow_untested_model:
         raise ConfigError(
@@ -75,6 +77,14 @@ def num_experts_of(model_path: str, overrides: str) -> int:
     _, text = _configs(model_path, overrides)
     counts = (text.get(key) for key in _EXPERT_COUNT_KEYS)
     return max((count for count in counts if isinstance(count, int)), default=0)
+
+
+def _is_block_fp8(quantised: object) -> bool:
+    return (
+        isinstance(quantised, dict)
+        and quantised.get("quant_method") == "fp8"
+        and bool(quantised.get("weight_block_size"))
+    )
 
 
 def _configs(model_path: str, overrides: str) -> tuple[dict[str, object], dict[str, object]]:

@@ -242,7 +242,7 @@ class CudaIpcHub(Hub):
         self._control_due_s = time.monotonic() + CONTROL_S
         for units in self._watched:
             if (error := units.error) is not None:
-                # Which session it was about is no longer sure; each attaches again, with what waits.
+                # Whom it was about is not sure any more: all attach again, with what waits.
                 logger.error("MLP rank %d: %s", self._identity.rank, error)
                 units.clear_error()
                 events += self._tell(self._control.expel(error))

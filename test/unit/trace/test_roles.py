@@ -223,3 +223,31 @@ def test_a_run_names_its_participants_and_when_they_came_and_were_answered(
             ("attn-q", "6", 9, 4, 3000, 7000),
         )
     ]
+
+
+def test_a_run_on_a_gpu_ends_when_its_end_was_seen_and_keeps_the_arrivals_of_its_own(
+    recorder: Recorder, clock: Clock, tmp_path: Path
+) -> None:
+    timeline = MlpTimeline(recorder)
+    timeline.attached("p", "attn-0", 7)
+    first = Member(peer="p", micro_batch_id=0, step=3, layer_id=2, num_rows=4)
+    clock.at(1)
+    timeline.arrived(first)
+    arrivals = [timeline.take_arrival(first)]
+    clock.at(2)
+    timeline.arrived(first)  # the next one of this slot, before the end of the first was seen
+    clock.at(5)
+
+    timeline.ran_on_device(
+        Unit(layer_id=2, members=(first,), sequence=9, num_rows=4),
+        (first,),
+        arrivals,
+        BEGIN_NS + 1 * MS,
+        BEGIN_NS + 4 * MS,
+    )
+
+    recorder.flush()
+    (run,) = [event for event in read_timeline(tmp_path / "a.json").events if event.name == "run"]
+    (member,) = run.args["members"]
+    assert (member["arrived_us"], member["replied_us"]) == (1000, 4000)
+    assert timeline.take_arrival(first) == BEGIN_NS + 2 * MS

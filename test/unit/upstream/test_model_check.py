@@ -10,6 +10,7 @@ import pytest
 
 from sglang_afd.config import AfdConfig, Role
 from sglang_afd.errors import ConfigError
+from sglang_afd.upstream import cpu_shim
 from sglang_afd.upstream.model_check import (
     TESTED_ARCHITECTURES,
     check_model,
@@ -76,6 +77,20 @@ def test_a_quantised_model_is_refused(tmp_path: Path, place: str) -> None:
 
     assert "is quantised; quantised experts are not supported yet" in message
     assert "Use the unquantised checkpoint" in message
+
+
+@pytest.mark.parametrize(("is_cpu", "is_refused"), [(True, True), (False, False)])
+def test_fp8_in_blocks_is_for_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cpu: bool, is_refused: bool
+) -> None:
+    monkeypatch.setattr(cpu_shim, "IS_CPU", is_cpu)
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    path = write(tmp_path, quantization_config=config)
+
+    if is_refused:
+        assert "is quantised" in refusal(path)
+    else:
+        check_model(path, "{}", CONFIG)
 
 
 @pytest.mark.parametrize(
