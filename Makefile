@@ -39,7 +39,8 @@ test-all: env ## run every test that needs no GPU, those of the benchmarks too
 	$(RUN) -m pytest test/unit test/contract test/multiproc test/e2e test/bench
 
 test-gpu: ## run the GPU tests, in GPU_PYTHON
-	$(GPU_PYTHON) -m pytest -m gpu test/gpu test/contract
+	$(GPU_PYTHON) -m pytest -m gpu test/gpu
+	$(GPU_PYTHON) -m pytest -m gpu test/contract
 
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
