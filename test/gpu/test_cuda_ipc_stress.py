@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import gpu_report
 import pytest
 
 NUM_EXCHANGES = 100_000
@@ -38,21 +40,24 @@ def lines(mps: Mapping[str, str]) -> Lines:
     path = os.pathsep.join([str(root), str(PROGRAM.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, **mps, "PYTHONPATH": path}
     mlp = _start(environment, "mlp")
-    attn: subprocess.Popen[str] | None = None
-    timer = threading.Timer(TIMEOUT_S, mlp.kill)
+    both = [mlp]
+    timer = threading.Timer(TIMEOUT_S, lambda: [process.kill() for process in both])
     timer.start()
     try:
         assert mlp.stdout is not None
         addresses = json.loads(mlp.stdout.readline())["addresses"]
-        attn = _start(environment, "attn", *addresses, "--exchanges", str(NUM_EXCHANGES))
-        said = attn.communicate(timeout=TIMEOUT_S)[0] + mlp.communicate(timeout=TIMEOUT_S)[0]
+        both.append(_start(environment, "attn", *addresses, "--exchanges", str(NUM_EXCHANGES)))
+        # One that fails would leave the other waiting for it.
+        while any(process.poll() is None for process in both):
+            if any(process.poll() for process in both):
+                break
+            time.sleep(0.1)
     finally:
         timer.cancel()
-        for process in (mlp, attn):
-            if process is not None and process.poll() is None:
-                process.kill()
-                process.wait()
-    assert (mlp.returncode, attn.returncode) == (0, 0)
+        for process in both:
+            process.kill()
+        said = "".join(process.communicate()[0] for process in both)
+    assert [process.returncode for process in both] == [0, 0], said
     parsed = [json.loads(line) for line in said.splitlines()]
     return {(str(line["side"]), str(line["session"])): line for line in parsed}
 
@@ -63,7 +68,7 @@ def test_every_value_of_every_exchange_is_right(lines: Lines, policy: str) -> No
 
     assert attn["wrong_values"] == 0, attn
     assert int(str(attn["num_exchanges"])) >= NUM_EXCHANGES
-    print(json.dumps(attn))
+    gpu_report.record(f"stress_{policy}", attn)
 
 
 @pytest.mark.parametrize("policy", ["poll", "memop"])
