@@ -53,7 +53,6 @@ class DeviceExchange(StepExchange):
         guard: Ends what waits for too long.
         slab: This server's slots.
         max_rows: Of one exchange.
-        first_layer_id: Of the first MoE layer, whose rows the MLP ranks' hosts must hear of.
         slab_bytes: What the slots take on the GPU.
         is_capturing: Does the current stream capture a graph?
     """
@@ -67,7 +66,6 @@ class DeviceExchange(StepExchange):
         slab: SlabSide,
         *,
         max_rows: int,
-        first_layer_id: int,
         slab_bytes: int = 0,
         is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing,
     ) -> None:
@@ -76,7 +74,6 @@ class DeviceExchange(StepExchange):
         self._attacher = attacher
         self._guard = guard
         self._slab = slab
-        self._first_layer_id = first_layer_id
         self._is_capturing = is_capturing
         self._step_number = 0
 
@@ -107,8 +104,6 @@ class DeviceExchange(StepExchange):
         self, layer_id: int, micro_batch: MicroBatch, rows: Rows, *, first_row: int, is_whole: bool
     ) -> None:
         """See `StepExchange`."""
-        # A graph's later layers follow from its first one; nobody has to be told of them.
-        is_foreseen = is_whole and layer_id != self._first_layer_id and self._is_capturing()
         self._slab.dispatch(
             micro_batch.id,
             layer_id,
@@ -116,7 +111,9 @@ class DeviceExchange(StepExchange):
             rows.topk_ids,
             rows.topk_weights,
             first_row=micro_batch.first_row + first_row,
-            rings=not is_foreseen,
+            # Later layers are mostly foreseen. A rank that was attached in the middle of a step, or
+            # that forms no rounds, does not know of them otherwise.
+            rings=True,
         )
 
     def receive(self, micro_batch: MicroBatch, num_rows: int, *, is_whole: bool) -> Tensor:

@@ -97,7 +97,6 @@ def _on_device(
         guard,
         slab,
         max_rows=config.max_rows,
-        first_layer_id=spec.moe_layer_ids[0],
         slab_bytes=shape.num_bytes,
     )
 

@@ -149,3 +149,7 @@ def test_it_finds_a_next_step_that_is_waited_for() -> None:
 
 def test_it_finds_a_dead_peer_that_is_waited_for() -> None:
     fails_somewhere("nothing goes on", marks_dead=False, deaths=2)
+
+
+def test_it_finds_that_a_rank_attached_in_the_middle_of_a_step_needs_every_doorbell() -> None:
+    fails_somewhere("nothing goes on", rings_always=False, losses=6)
