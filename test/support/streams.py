@@ -22,7 +22,7 @@ class Stream:
         self.logprobs: list[float] = []
         self.arrived_s: list[float] = []  # time.monotonic() of each event
         self.error: str | None = None  # what the client was told, or how the stream broke
-        self._url = url
+        self.url = url
         self._body = {
             "text": prompt,
             "sampling_params": {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True},
@@ -54,7 +54,7 @@ class Stream:
 
     def _run(self) -> None:
         request = urllib.request.Request(
-            f"{self._url}/generate",
+            f"{self.url}/generate",
             json.dumps(self._body).encode(),
             {"Content-Type": "application/json"},
         )
