@@ -163,7 +163,6 @@ class Session:
             num_rows=EVERY_ROW,
         )
         for layer_id in LAYER_IDS:
-            rings = step.kind is Kind.PREFILL or layer_id == LAYER_IDS[0]
             for slot, (first, number) in enumerate(step.parts):
                 rows = self._pool.at(first, number)
                 self._slab.dispatch(
@@ -172,7 +171,7 @@ class Session:
                     rows.hidden_states,
                     rows.topk_ids,
                     rows.topk_weights,
-                    rings=rings,
+                    rings=True,
                 )
             for slot, (first, number) in enumerate(step.parts):
                 got = self._slab.combine(slot, number)
@@ -309,7 +308,8 @@ class ServingRank:
         if header.kind is Kind.PREFILL:
             self._due.append((serving, header.layer_id, header, True))
             return
-        # Rows of later layers come without a ring, once those of every micro-batch were served.
+        if header.layer_id != LAYER_IDS[0]:
+            return  # served already, before it came
         parts = serving.waiting.setdefault((header.epoch, header.step), {})
         parts[header.micro_batch_id] = header
         if len(parts) == header.num_micro_batches:
