@@ -47,6 +47,14 @@ class WaitPolicy(StrEnum):
     MEMOP = "memop"  # stream memory operations; for a shared GPU without MPS
 
 
+def sum_of_ring(words: Sequence[int]) -> int:
+    """What follows the counter and the header on a doorbell's line, if both are of one ring."""
+    total = 0
+    for word in words:
+        total = (total * 31 + word) & 0xFFFFFFFF
+    return total
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotHeader:
     """What a slot, or its doorbell, says of the exchange in it."""

@@ -108,18 +108,16 @@ class PeerTable:
     def rung(self, index: int) -> list[SlotHeader]:
         """What its doorbells said since the last call."""
         peer = self._peers[index]
-        rings = peer.lines[:, 0]
-        if (rings == peer.rings).all():
-            return []
-        rung = rings.copy()
-        fresh = np.flatnonzero(rung != peer.rings)
-        peer.rings = rung
-        headers = [
-            SlotHeader.from_words(peer.lines[slot, 1 : 1 + layout.NUM_HEADER_WORDS].tolist())
-            for slot in fresh
-        ]
-        for slot, header in zip(fresh.tolist(), headers, strict=True):
+        fresh = np.flatnonzero(peer.lines[:, 0] != peer.rings)
+        headers = []
+        for slot in fresh.tolist():
+            rings, *words = peer.lines[slot, : layout.NUM_HEADER_WORDS + 2].tolist()
+            if layout.sum_of_ring([rings, *words[:-1]]) != words[-1]:
+                continue  # it is ringing; the next call sees all of it
+            header = SlotHeader.from_words(words)
+            peer.rings[slot] = rings
             peer.next_seqs.setdefault(slot, header.seq)
+            headers.append(header)
         return headers
 
     def seq_of_next(self, index: int, slot: int, *, is_served: bool) -> int:
