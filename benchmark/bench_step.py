@@ -39,6 +39,7 @@ from step.fleet import Launcher
 from step.summary import line_of, median_step_ms
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))  # where sglang_afd is not installed
 # Of the zygote and of both sides.
 ENVIRONMENTS = {
     "cuda": {"SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0"},
@@ -53,9 +54,8 @@ def main(argv: Sequence[str]) -> int:
     args = _parse(argv)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
-    with Launcher(
-        device=args.device, is_dummy=not args.model_path, environment=ENVIRONMENTS[args.device]
-    ) as launcher:
+    environment = ENVIRONMENTS[args.device]
+    with Launcher(is_dummy=not args.model_path, environment=environment) as launcher:
         setup = _setup(args, launcher.directory)
         bench = Bench(args, setup, launcher)
         try:
@@ -208,7 +208,7 @@ class Bench:
         return {
             "benchmark": "bench_step",
             "date": time.strftime("%Y-%m-%d"),
-            "commit": _commit(),
+            "commit": self._args.commit or _commit(),
             "hardware": _hardware(setup.device),
             "versions": _versions(),
             "model": setup.model,
@@ -276,6 +276,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         add(f"--{side}-flags", default="", help="More of its flags, in one string.")
     add("--block-timeout", type=float, default=150.0, help="Seconds of a block, loading included.")
     add("--time-limit", type=float, default=0.0, help="Start no pair of blocks that ends later.")
+    add("--commit", default="", help="Where the working tree has no repository.")
     add("--out", type=Path, help="Append the lines to this file.")
     args = parser.parse_args(argv)
     try:

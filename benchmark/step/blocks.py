@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from step import kernels, roles
+from step import device, kernels, roles
 from step.cases import Case, Setup
 from step.fleet import Block, BlockFailed, Child, ChildSpec, Launcher
 from step.summary import BlockRun, PeerRun
@@ -46,6 +46,7 @@ class Runner:
         self._setup = setup
         self._cases = cases
         self._timeout_s = timeout_s
+        self._free_bytes = 0  # of the device before the first block
 
     def colocated(self, *, with_logits: bool, with_profile: bool) -> BlockResult:
         """Stock SGLang, alone on the device."""
@@ -106,11 +107,12 @@ class Runner:
     ) -> BlockResult:
         result = BlockResult()
         started_s = time.monotonic()
+        result.facts = self._clean_device(result)
         try:
             with self._launcher.block(specs, timeout_s=self._timeout_s) as block:
                 decoders = block.of_kind("colocated", "attn")
                 block.wait_said(ready, "colocated", "attn")
-                result.facts = _facts(block, time.monotonic() - started_s)
+                result.facts |= _facts(block, time.monotonic() - started_s)
                 if with_logits:
                     result.logits = self._probe(block, decoders[0])
                 self._run_cases(block, decoders, result)
@@ -121,6 +123,19 @@ class Runner:
             result.failures.append(str(error))
         result.facts["block_s"] = round(time.monotonic() - started_s, 1)
         return result
+
+    def _clean_device(self, result: BlockResult) -> dict[str, Any]:
+        """Wait until what the block before had is free; says what is free then."""
+        if self._setup.device == "cpu":
+            return {}
+        free = device.wait_until_free(self._free_bytes)
+        if free is None:
+            return {"free_gib_at_start": None}
+        self._free_bytes = self._free_bytes or free
+        if free < self._free_bytes - device.SLACK_BYTES:
+            kept = (self._free_bytes - free) / 2**30
+            result.failures.append(f"{kept:.1f} GiB of the device are in use before the block")
+        return {"free_gib_at_start": round(free / 2**30, 2)}
 
     def _probe(self, block: Block, decoder: Child) -> Path:
         file = self._launcher.directory / f"logits-{decoder.spec.kind}.npy"
@@ -195,9 +210,6 @@ def _named(what: str) -> Iterator[None]:
 
 def _facts(block: Block, ready_s: float) -> dict[str, Any]:
     facts: dict[str, Any] = {"ready_s": round(ready_s, 1)}
-    free = [child.said["here"].get("free_bytes") for child in block.children]
-    if free[0] is not None:
-        facts["free_gib_at_start"] = round(free[0] / 2**30, 2)
     facts["children"] = {
         child.spec.name: {
             key: value for key, value in child.said.get("loaded", {}).items() if key != "is"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,9 +14,6 @@ from step.channel import Channel, ChannelClosed, Message, connect
 from step.decoding import Around, Decoder, nothing_around
 from step.kernels import KernelTimes
 
-CLEAN_TIMEOUT_S = 20.0  # for what the block before left on the device
-CLEAN_SLACK_BYTES = 1 << 30
-
 
 def run(command: dict[str, Any]) -> int:
     """The child that `command` describes; returns its exit code."""
@@ -23,7 +21,7 @@ def run(command: dict[str, Any]) -> int:
     channel.send({"name": command["name"]})
     if command["is_dummy"]:
         weights.replace_dummy_weights()
-    channel.send({"is": "here"} | _memory(command))
+    channel.send({"is": "here"})
     match command["kind"]:
         case "colocated":
             return _colocated(command, channel)
@@ -34,24 +32,11 @@ def run(command: dict[str, Any]) -> int:
     raise ValueError(f"unknown kind of child {command['kind']}")
 
 
-def _memory(command: dict[str, Any]) -> Message:
-    """Free memory of the device; waits a while for the memory that the last block had."""
-    if command["device"] == "cpu":
-        return {}
-    deadline_s = time.monotonic() + CLEAN_TIMEOUT_S
-    while True:
-        free, total = torch.cuda.mem_get_info()
-        wanted = command["free_bytes"] - CLEAN_SLACK_BYTES
-        if free >= wanted or time.monotonic() > deadline_s:
-            return {"free_bytes": free, "total_bytes": total}
-        time.sleep(0.2)
-
-
 def _colocated(command: dict[str, Any], channel: Channel) -> int:
     from sglang.srt.server_args import prepare_server_args
 
     decoder = _load(lambda: Decoder(prepare_server_args(command["argv"]), nothing_around), channel)
-    return _obey(decoder, channel)
+    return _obey(decoder, channel, lambda: None)
 
 
 def _attention(command: dict[str, Any], channel: Channel) -> int:
@@ -62,10 +47,7 @@ def _attention(command: dict[str, Any], channel: Channel) -> int:
     decoder = _load(lambda: Decoder(role.server_args, around), channel)
     role.wait_attached()
     channel.send({"is": "attached"})
-    code = _obey(decoder, channel)
-    role.check()
-    role.close()
-    return code
+    return _obey(decoder, channel, role.check, role.close)
 
 
 def _load(make: Any, channel: Channel) -> Decoder:
@@ -83,8 +65,20 @@ def _load(make: Any, channel: Channel) -> Decoder:
 
 
 @torch.no_grad()
-def _obey(decoder: Decoder, channel: Channel) -> int:
-    """Do what the benchmark asks until it has enough."""
+def _obey(
+    decoder: Decoder,
+    channel: Channel,
+    check: Callable[[], None],
+    close: Callable[[], None] = lambda: None,
+) -> int:
+    """Do what the benchmark asks until it has enough.
+
+    Args:
+        decoder: Of this process.
+        channel: To the benchmark.
+        check: Raises when what was done is worthless.
+        close: Called at the end.
+    """
     while True:
         try:
             order = channel.receive()
@@ -114,10 +108,12 @@ def _obey(decoder: Decoder, channel: Channel) -> int:
                     decoder.decode_plain(order["steps"])
                 answer = {"kernels": times.events}
             case "end":
+                close()
                 channel.send({"is": "end"})
                 return 0
             case _:
                 raise ValueError(f"unknown order {order}")
+        check()
         channel.send({"is": order["do"]} | answer)
 
 

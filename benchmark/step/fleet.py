@@ -21,6 +21,7 @@ from step.channel import Channel, ChannelClosed, Door, Message, wait_any
 IMPORT_TIMEOUT_S = 240.0
 END_TIMEOUT_S = 30.0
 GRACE_S = 15.0  # for servers to stop by themselves
+FAILED_GRACE_S = 3.0  # the same in a block that has failed
 LOG_TAIL = 2500  # characters of a child's log that are shown when it fails
 
 
@@ -52,12 +53,10 @@ class Child:
 class Launcher:
     """Owns the zygote and the directory of everything; a context manager."""
 
-    def __init__(self, *, device: str, is_dummy: bool, environment: dict[str, str]) -> None:
+    def __init__(self, *, is_dummy: bool, environment: dict[str, str]) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="bench-step-"))
-        self._device = device
         self._is_dummy = is_dummy
         self._count = 0
-        self.free_bytes = 0  # of the device before the first block
         self._log = self.directory / "zygote.log"
         self._door = Door(self.directory / "door")
         with self._log.open("wb") as log:
@@ -108,7 +107,6 @@ class Launcher:
                 block.children.append(self._start(spec))
             self._meet(block)
             block.wait_said("here")
-            self._note_memory(block.children[0])
             yield block
         finally:
             self._end(block)
@@ -124,9 +122,7 @@ class Launcher:
             "env": spec.env,
             "log": str(log),
             "door": self._door.path,
-            "device": self._device,
             "is_dummy": self._is_dummy,
-            "free_bytes": self.free_bytes,
         }
         return Child(spec=spec, pid=self._ask(command)["pid"], log=log)
 
@@ -135,24 +131,24 @@ class Launcher:
         while missing:
             met = self._door.accept(block.deadline_s)
             if met is None:
+                block.has_failed = True
                 raise BlockFailed(f"{sorted(missing)} did not start{_tails(missing.values())}")
             name, channel = met
             missing.pop(name).channel = channel
-
-    def _note_memory(self, child: Child) -> None:
-        if not self.free_bytes:
-            self.free_bytes = child.said["here"].get("free_bytes", 0)
 
     def _end(self, block: Block) -> None:
         # Those that wait for others first, so that nobody is missed.
         decoding = [child for child in block.children if child.spec.kind != "mlp"]
         serving = [child for child in block.children if child.spec.kind == "mlp"]
-        grace_s = GRACE_S if not block.has_failed else 3.0
         for group in (decoding, serving):
-            if group:
-                self._ask(
-                    {"do": "stop", "pids": [child.pid for child in group], "grace_s": grace_s}
-                )
+            self._ask(
+                {
+                    "do": "stop",
+                    "pids": [child.pid for child in group],
+                    "patience_s": GRACE_S if all("end" in child.said for child in group) else 0.0,
+                    "grace_s": FAILED_GRACE_S if block.has_failed else GRACE_S,
+                }
+            )
         for child in block.children:
             if child.channel is not None:
                 child.channel.close()

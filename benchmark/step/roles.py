@@ -57,7 +57,9 @@ def _experts(setup: Setup) -> list[str]:
 def _unit_graphs(setup: Setup, cases: Sequence[Case]) -> list[str]:
     if setup.device == "cpu":
         return []
-    return ["--cuda-graph-bs-decode", *map(str, unit_rows(setup, cases))]
+    rows = unit_rows(setup, cases)
+    listed = ",".join(map(str, rows))
+    return ["--afd-mlp-cuda-graph-bs", listed, "--afd-mlp-cuda-graph-max-bs", str(rows[-1])]
 
 
 def unit_rows(setup: Setup, cases: Sequence[Case]) -> list[int]:

@@ -58,7 +58,7 @@ class Zygote:
                 self._children.add(pid)
                 return {"pid": pid}
             case "stop":
-                codes = self._stop(command["pids"], command["grace_s"])
+                codes = self._stop(command["pids"], command["grace_s"], command["patience_s"])
                 self._children.difference_update(command["pids"])
                 return {"codes": codes}
         raise ValueError(f"unknown command {command}")
@@ -72,13 +72,20 @@ class Zygote:
             become_child(command)
         return pid
 
-    def _stop(self, pids: Sequence[int], grace_s: float) -> list[int | None]:
-        """SIGTERM, and after a while SIGKILL to the whole session of each."""
-        deadline_s = time.monotonic() + grace_s
+    def _stop(
+        self, pids: Sequence[int], grace_s: float, patience_s: float = 0.0
+    ) -> list[int | None]:
+        """End processes, and whatever else is in the session of each.
+
+        Args:
+            pids: Of children.
+            grace_s: Between SIGTERM and SIGKILL.
+            patience_s: Before SIGTERM, for those that are about to end.
+        """
+        _wait_ended(pids, patience_s)
         for pid in pids:
             _signal(pid, signal.SIGTERM)
-        while not all(map(_has_ended, pids)) and time.monotonic() < deadline_s:
-            time.sleep(0.02)
+        _wait_ended(pids, grace_s)
         return [_reap(pid) for pid in pids]
 
 
@@ -146,6 +153,12 @@ def _say(answer: dict[str, Any]) -> None:
 def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def _wait_ended(pids: Sequence[int], timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not all(map(_has_ended, pids)) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
 
 
 def _has_ended(pid: int) -> bool:
