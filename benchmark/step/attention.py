@@ -39,8 +39,8 @@ class AttentionRole:
             here.announce_next(forecast)
 
     def check(self) -> None:
-        """Raise if a step was given up, once the device is idle."""
-        self._runtime.check()
+        """Raise if a step was given up; once the device is idle."""
+        self._runtime.exchange.finished()
 
     def close(self) -> None:
         """Say goodbye to the MLP servers."""
