@@ -39,7 +39,7 @@ test-all: env ## run every test that needs no GPU, those of the benchmarks too
 	$(RUN) -m pytest test/unit test/contract test/multiproc test/e2e test/bench
 
 test-gpu: ## run the GPU tests, in GPU_PYTHON
-	$(GPU_PYTHON) -m pytest -m gpu test/gpu
+	$(GPU_PYTHON) -m pytest -s -m "gpu and not slow" test/gpu
 	$(GPU_PYTHON) -m pytest -m gpu test/contract
 
 clean: ## remove .venv, caches and build output

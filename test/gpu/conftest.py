@@ -23,7 +23,7 @@ from sglang_afd.fleet.mps import private_mps
 
 # What ends the servers of others comes last.
 _ORDER = ("test_covering_set", "test_faults", "test_padding", "test_fp8", "test_restart")
-_LAST = ("test_launch", "test_fatal_fault")
+_LAST = ("test_launch", "test_launch_memory", "test_fatal_fault")
 
 
 def _num_gpus() -> int:

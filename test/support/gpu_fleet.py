@@ -23,6 +23,8 @@ START_TIMEOUT_S = 120.0
 MAX_ROWS = 48  # so that long prompts go in several pieces
 GRAPH_BATCHES = ("4", "16", "32")  # few, so that they are captured soon, and most batches padded
 
+UNIT_ROWS = "8,32,96"  # the same for expert runs, which hold rows of several attention servers
+
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
@@ -196,10 +198,12 @@ def start_mlp(
 ) -> list[Server]:
     """One MLP server for each port, rank 0 first; not waited for. Every rank has the plant."""
     servers = []
+    has_graphs = not IS_CPU and "zmq" not in flags
+    graphs = ("--afd-mlp-cuda-graph-bs", UNIT_ROWS) if has_graphs else ()
     for rank, port in enumerate(ports):
         leader = ("--afd-leader", f"http://127.0.0.1:{ports[0]}") if rank else ()
         argv = (
-            *("--role", "mlp", *model_flags(model, precision), *flags),
+            *("--role", "mlp", *model_flags(model, precision), *flags, *graphs),
             *("--ep-size", str(len(ports)), "--afd-ep-rank", str(rank), *leader),
         )
         server = zygote.start("afd", (*argv, "--port", str(port)), plant=plant, env=env)
