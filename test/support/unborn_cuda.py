@@ -42,6 +42,8 @@ def keep() -> None:
     _answer("get_device_properties", lambda device=None: properties)
     _answer("current_device", lambda: 0)
     _answer("mem_get_info", lambda device=None: tuple(answers["memory"]))
+    # torch.get_device_module() would count devices with CUDA, whatever else is answered here.
+    torch._C._get_accelerator = lambda: torch.device("cuda")
     _note_initialisation()
     os.register_at_fork(before=_warn)
     check()
