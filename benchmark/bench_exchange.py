@@ -1,0 +1,179 @@
+"""What an exchange costs beside the experts: dispatch and combine of each layer, against copies.
+
+Two processes on one GPU. The attention process runs a CUDA graph of 48 x (dispatch, wait, sum), the
+MLP process one of 48 x (plan, pull, push) that is enqueued ahead of the rows and gives them back as
+they came; what came back is checked. Under MPS, which is started if there is none.
+
+Prints one JSON line for each case, times in microseconds for one layer, medians over steps:
+
+exchange_us         rows to the MLP process and their sum back
+copy_us             the same bytes there and back, by two plain copies in a graph
+flag_round_trip_us  an exchange of one row: the kernels and flags without the bytes
+ratio               (exchange_us - flag_round_trip_us) / copy_us
+one_way_us, back_us by the GPU's clock, from before the dispatch until the rows lie in the MLP
+                    process, and from there until the sum is here; with kernels in between that read
+                    the clock, so that both together are more than exchange_us
+
+Cold in L2: hidden states to send, and the sources of the copies, are read from buffers that are
+used in turn, 128 MiB apart from their next use. Slots, staging buffers and what copies write to are
+the same each time, for exchange and copy alike, as they are in a server.
+
+    python benchmark/bench_exchange.py [--out docs/results/bench_exchange_h200.jsonl] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))  # where sglang_afd is not installed
+
+NUM_LAYERS = 48
+LIMIT_S = 300.0  # for all cases
+HIDDEN_SIZES = (2048, 4096)
+ROWS = (128, 256, 512, 1024)
+DTYPES = ("bf16", "fp8")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the attention side, which starts the other."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", default="", help="also write the lines to this file")
+    parser.add_argument("--steps", type=int, default=40, help="timed steps of each case")
+    parser.add_argument("--quick", action="store_true", help="two sizes and few steps")
+    parser.add_argument("--mlp-side", type=int, default=-1, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.mlp_side != -1:
+        from exchange import mlp_side
+
+        return mlp_side.main(options.mlp_side, NUM_LAYERS)
+
+    from sglang_afd.fleet.mps import private_mps
+
+    if not _has_gpu():
+        print("bench_exchange needs a CUDA device, and this machine has none", file=sys.stderr)
+        return 2
+    with private_mps() as mps:
+        os.environ.update(mps.environment or {})  # before CUDA begins
+        if mps.environment is None:
+            print(f"without MPS, which makes every flag slow: {mps.reason}", file=sys.stderr)
+        return _run(options, has_mps=mps.environment is not None)
+
+
+def _has_gpu() -> bool:
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return "GPU " in listed.stdout
+
+
+def _run(options: argparse.Namespace, *, has_mps: bool) -> int:
+    import torch
+    from exchange.channel import Channel
+
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, __file__, "--mlp-side", str(theirs.fileno())]
+    child = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    theirs.close()
+    about = {
+        "num_layers": NUM_LAYERS,
+        "has_mps": has_mps,
+        "gpu": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "commit": _commit(),
+    }
+    channel = Channel(ours)
+    is_over = threading.Event()
+    threading.Thread(target=_end_together, args=(child, is_over), daemon=True).start()
+    try:
+        lines = []
+        for line in _measure(channel, options):
+            lines.append(json.dumps(line | about))
+            print(lines[-1], flush=True)
+        is_over.set()
+        channel.say({"do": "stop"})
+        code = child.wait(60)
+    finally:
+        child.kill()
+        child.wait()
+    if options.out:
+        Path(options.out).write_text("".join(f"{line}\n" for line in lines))
+    return code
+
+
+def _end_together(child: subprocess.Popen[bytes], is_over: threading.Event) -> None:
+    """Nothing else would wake a GPU, and a host that waits for it, whose other side is gone."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while not is_over.wait(0.5):
+        if child.poll() is not None or time.monotonic() > deadline_s:
+            print(f"the MLP process ended with {child.poll()}, or takes too long", file=sys.stderr)
+            child.kill()
+            os._exit(1)
+
+
+def _measure(channel: Any, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    from exchange.attn_side import AttnSide, Case
+
+    from sglang_afd.transport.cuda_ipc.layout import WaitPolicy
+
+    side = AttnSide(channel, NUM_LAYERS, 5 if options.quick else options.steps)
+    for policy in WaitPolicy:
+        for hidden_size in HIDDEN_SIZES[:1] if options.quick else HIDDEN_SIZES:
+            for dtype in DTYPES:
+                cases = [
+                    Case(hidden_size=hidden_size, rows=rows, dtype=dtype, policy=policy)
+                    for rows in (1, *(ROWS[2:3] if options.quick else ROWS))
+                ]
+                side.open(cases[0].shape, policy)
+                flag = side.exchange(cases[0])
+                for case in cases[1:]:
+                    exchange, one_ways = side.exchange(case), side.one_ways(case)
+                    copy = side.copy(case)
+                    yield {
+                        "case": f"{hidden_size}x{case.rows}-{dtype}-{policy.value}",
+                        "hidden_size": hidden_size,
+                        "rows": case.rows,
+                        "dtype": dtype,
+                        "policy": policy.value,
+                        "exchange_us": round(exchange.median, 2),
+                        "exchange_us_10_90": [round(exchange.low, 2), round(exchange.high, 2)],
+                        "copy_us": round(copy.median, 2),
+                        "copy_us_10_90": [round(copy.low, 2), round(copy.high, 2)],
+                        "flag_round_trip_us": round(flag.median, 2),
+                        "ratio": round((exchange.median - flag.median) / copy.median, 3),
+                        "one_way_us": round(one_ways[0], 2),
+                        "back_us": round(one_ways[1], 2),
+                        "bytes_there": case.bytes_there,
+                        "bytes_back": case.bytes_back,
+                    }
+                side.close()
+
+
+def _commit() -> str:
+    said = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return os.environ.get("TEST_COMMIT") or said.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
