@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
+pytest.importorskip("cuda.bindings", reason="needs cuda-python, which needs no GPU")
 from host_slots import HostSlab, HostTable
 from peers import make_identity, make_spec
 
