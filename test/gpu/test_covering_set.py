@@ -88,5 +88,8 @@ def _check_way(fleet: Fleet, combination: Combination) -> None:
         if not IS_CPU:
             assert ("cuda graph: True" in server.text()) == combination.has_graphs
     if not IS_CPU:
-        launches = [metric(rank, "launches_total") for rank in fleet.mlp]
-        assert all((number > 0) == (combination.transport == "cuda_ipc") for number in launches)
+        for rank in fleet.mlp:
+            is_on_device = combination.transport == "cuda_ipc"
+            assert (metric(rank, "launches_total") > 0) == is_on_device
+            has_graphs = is_on_device and combination.has_graphs
+            assert (metric(rank, "graph_runs_total") > 0) == has_graphs

@@ -22,7 +22,6 @@ IS_CPU = os.environ.get("TEST_DEVICE") == "cpu"
 START_TIMEOUT_S = 120.0
 MAX_ROWS = 48  # so that long prompts go in several pieces
 GRAPH_BATCHES = ("4", "16", "32")  # few, so that they are captured soon, and most batches padded
-
 UNIT_ROWS = "8,32,96"  # the same for expert runs, which hold rows of several attention servers
 
 
@@ -193,13 +192,16 @@ def start_mlp(
     ports: Sequence[int],
     flags: Sequence[str],
     *,
+    has_graphs: bool = True,
     plant: str | None = None,
     env: dict[str, str] | None = None,
 ) -> list[Server]:
     """One MLP server for each port, rank 0 first; not waited for. Every rank has the plant."""
     servers = []
-    has_graphs = not IS_CPU and "zmq" not in flags
-    graphs = ("--afd-mlp-cuda-graph-bs", UNIT_ROWS) if has_graphs else ()
+    graphs: Sequence[str] = ()
+    if not IS_CPU and "zmq" not in flags:
+        listed = ("--afd-mlp-cuda-graph-bs", UNIT_ROWS)
+        graphs = listed if has_graphs else ("--afd-disable-mlp-cuda-graph",)
     for rank, port in enumerate(ports):
         leader = ("--afd-leader", f"http://127.0.0.1:{ports[0]}") if rank else ()
         argv = (
@@ -245,11 +247,12 @@ def start_fleet(zygote: Zygote, model: Path, combination: Combination) -> Fleet:
     say(f"{combination}: starting")
     flags = exchange_flags(combination.transport, "--afd-wait-policy", combination.wait_policy)
     ports = mlp_ports(combination.num_mlp)
-    mlp = start_mlp(zygote, model, combination.precision, ports, flags)
+    has_graphs = combination.has_graphs
+    mlp = start_mlp(zygote, model, combination.precision, ports, flags, has_graphs=has_graphs)
     attn = [
         start_attn(
             *(zygote, model, combination.precision, ports[0], flags),
-            has_graphs=combination.has_graphs,
+            has_graphs=has_graphs,
             num_micro_batches=combination.num_micro_batches,
         )
         for _ in range(combination.num_attn)
