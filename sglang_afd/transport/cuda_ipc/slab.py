@@ -50,6 +50,7 @@ class Slab:
         self._stream = self._control_stream.cuda_stream
         self._staged = torch.zeros(_RING, 8, dtype=torch.int32, pin_memory=True)
         self._staged_rows = self._staged.numpy()
+        self._copied = [torch.cuda.Event() for _ in range(_RING)]  # of each block, its last copy
         self._num_staged = 0
         dtype = getattr(torch, shape.dtype)
         self._replies = [
@@ -118,6 +119,7 @@ class Slab:
         """
         place = self._num_staged % _RING
         self._num_staged += 1
+        self._copied[place].synchronize()  # whoever runs ahead by a whole ring waits
         words = (step & 0xFFFFFFFF, step >> 32, layout.KINDS.index(kind))
         self._staged_rows[place, :5].view("uint32")[:] = (*words, num_micro_batches, num_rows)
         driver.copy_to_device(
@@ -126,6 +128,7 @@ class Slab:
             self._staged.data_ptr() + place * 32,
             layout.NUM_STEP_WORDS * 4,
         )
+        self._copied[place].record()
 
     def dispatch(
         self,
