@@ -103,6 +103,7 @@ class CudaIpcHub(Hub):
         self._control_due_s = 0.0
         self._rung_at_s = 0.0
         self._is_closed = False
+        self._is_following = False
         check_agreement(spec)
         # Those that went stay in the table until nothing in flight names them.
         self.table = table or PeerTable(
@@ -140,20 +141,23 @@ class CudaIpcHub(Hub):
     def follow(self, follower: ZmqFollower) -> None:
         """See `ZmqHub.follow`."""
         self._control.follow(follower)
+        self._is_following = True
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """See `Hub`; doorbells at every call, sockets where it is time or there is time to wait."""
+        """See `Hub`; doorbells at every call, sockets each millisecond or while nothing comes."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             events, self._told = self._told, []
             now_s = time.monotonic()
-            if timeout_s > 0 or now_s >= self._control_due_s:
+            is_awake = now_s - self._rung_at_s < SPIN_S
+            # NOTE: a look at the sockets takes longer than an exchange; only orders cannot wait.
+            if self._is_following or now_s >= self._control_due_s or timeout_s > 0 and not is_awake:
                 events += self._look(0.0)
             events += self._listen()
             left_s = deadline_s - time.monotonic()
             if events or left_s <= 0:
                 return events
-            if now_s - self._rung_at_s < SPIN_S:
+            if is_awake:
                 os.sched_yield()
             else:
                 self._told += self._look(min(left_s, CONTROL_S))
