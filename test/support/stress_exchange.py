@@ -12,6 +12,7 @@ import json
 import random
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -192,11 +193,16 @@ def attend(addresses: Sequence[str], num_exchanges: int, num_faulty: int) -> Non
         for fault in FAULTS if policy is WaitPolicy.POLL else FAULTS[:1]:
             number = num_exchanges if fault == "none" else num_faulty
             link = _attach(addresses, f"{policy.value}.{fault}", slab)
+            watcher = threading.Thread(target=_watch, args=(link, slab))
+            watcher.start()
             session, started_s = Session(pool, slab), time.monotonic()
             wrong = session.run(number, seed=SEED + list(WaitPolicy).index(policy))
             took_s = time.monotonic() - started_s
+            lost = link.lost
             link.close()
-            link.close_watch()
+            watcher.join()
+            if lost is not None:
+                raise SystemExit(f"{policy.value}.{fault}: {lost}")
             slab.detach()
             line = {
                 "side": "attn",
@@ -208,6 +214,17 @@ def attend(addresses: Sequence[str], num_exchanges: int, num_faulty: int) -> Non
                 "seconds": round(took_s, 2),
             }
             print(json.dumps(line), flush=True)
+
+
+def _watch(link: CudaIpcLink, slab: Slab) -> None:
+    """Nothing waits for ranks that went."""
+    while link.watch(0.2):
+        pass
+    while not link.is_closed:
+        if link.lost is not None:
+            slab.abort()
+        time.sleep(0.05)
+    link.close_watch()
 
 
 def _attach(addresses: Sequence[str], server_id: str, slab: Slab) -> CudaIpcLink:
