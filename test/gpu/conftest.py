@@ -22,7 +22,10 @@ from servers import Zygote
 from sglang_afd.fleet.mps import private_mps
 
 # What ends the servers of others comes last.
-_ORDER = ("test_covering_set", "test_faults", "test_padding", "test_fp8", "test_restart")
+_ORDER = (
+    *("test_zygote", "test_covering_set", "test_faults", "test_padding", "test_fp8"),
+    "test_restart",
+)
 _LAST = ("test_launch", "test_launch_memory", "test_fatal_fault")
 
 

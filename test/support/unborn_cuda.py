@@ -12,7 +12,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,6 +60,15 @@ def check() -> None:
     code = ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count))
     if code != _NOT_INITIALIZED:
         raise RuntimeError(f"CUDA's driver was initialised before a fork (it answers {code})")
+
+
+def main(argv: Sequence[str]) -> int:
+    """In a forked process: use the GPU, and write down what it said."""
+    import torch
+
+    total = int(torch.arange(5, device="cuda").sum())
+    Path(argv[0]).write_text(json.dumps({"sum": total, **_properties()}))
+    return 0
 
 
 def _ask_in_a_child() -> dict[str, Any]:
