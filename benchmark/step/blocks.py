@@ -18,8 +18,9 @@ from step.fleet import Block, BlockFailed, Child, ChildSpec, Launcher
 from step.summary import BlockRun, PeerRun
 
 SHARE_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+SETTLE_S = 0.1  # a rank counts a unit once its replies are on their way
 _COUNTED = (
-    *("decode_runs", "decode_run_peers", "exchanges", "rows", "rounds", "windows", "lone_runs"),
+    *("decode_runs", "decode_run_peers", "decode_rows", "rounds", "windows", "lone_runs"),
     *("expert_run_seconds", "wait_seconds", "launches", "graph_runs", "launch_seconds"),
 )
 _METRIC = "sglang_afd_mlp_{}_total"
@@ -224,6 +225,7 @@ def _counts(block: Block) -> dict[str, float]:
     ranks = block.of_kind("mlp")
     if not ranks:
         return {}
+    time.sleep(SETTLE_S)
     argv = ranks[0].spec.argv
     url = f"http://127.0.0.1:{argv[argv.index('--port') + 1]}/metrics"
     try:

@@ -213,7 +213,9 @@ class Block:
         for child in self.children:
             self._note_said(child)  # what came together with its name
         while not all(word in child.said for child in children):
-            by_channel = {_channel_of(child): child for child in self.children}
+            by_channel = {
+                _channel_of(child): child for child in self.children if "end" not in child.said
+            }
             ready = wait_any(list(by_channel), self.deadline_s)
             if not ready:
                 slow = next(child for child in children if word not in child.said)

@@ -68,7 +68,7 @@ def test_both_sides_decode_in_turn_with_equal_logits(short_directory: Path, tmp_
         assert line["colocated_ms"] > 0 and line["afd_ms"] > 0
         assert line["ratio"] == pytest.approx(line["afd_ms"] / line["colocated_ms"], rel=1e-3)
         assert line["mlp"]["decode_runs_per_step"] == NUM_LAYERS
-        assert line["mlp"]["rows_per_step"] == NUM_LAYERS * 32
+        assert line["mlp"]["decode_rows_per_step"] == NUM_LAYERS * 32
     assert list(short_directory.iterdir()) == []
     assert _processes_of(short_directory) == []
 
@@ -80,6 +80,16 @@ def test_other_weights_on_one_side_make_every_line_invalid(short_directory: Path
     assert code == 1, log[-4000:]
     assert not lines[0]["logits"]["is_equal_within_bound"]
     assert [reason.split()[1] for reason in lines[0]["invalid_because"]] == ["logits"]
+
+
+@pytest.mark.timeout(300)
+def test_several_servers_share_a_batch_and_end_without_a_failure(short_directory: Path) -> None:
+    code, lines, log = _run(short_directory, "--blocks", "1", "--attn", "2", "--mlp", "2")
+
+    assert code == 0, log[-4000:]
+    assert len(lines[0]["afd_peer_ms"]) == 2
+    assert lines[0]["failures"] == []
+    assert lines[0]["mlp"]["decode_run_peers_per_step"] == 2 * NUM_LAYERS
 
 
 @pytest.mark.timeout(300)
