@@ -40,7 +40,9 @@ def ask(url: str, prompt: str, num_tokens: int = NUM_TOKENS, *, timeout_s: float
     if status != 200:
         raise AssertionError(f"{url} answered {status}: {answer}")
     pairs = answer["meta_info"]["output_token_logprobs"]
-    return Answer(tuple(pair[1] for pair in pairs), tuple(pair[0] for pair in pairs))
+    # What is no number comes as null.
+    logprobs = (float("nan") if pair[0] is None else pair[0] for pair in pairs)
+    return Answer(tuple(pair[1] for pair in pairs), tuple(logprobs))
 
 
 def ask_one_by_one(url: str, prompts: Sequence[str] = PROMPTS) -> list[Answer]:

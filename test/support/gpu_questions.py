@@ -160,7 +160,8 @@ def distance(expected: Sequence[Continuation], got: Sequence[Continuation]) -> D
     num_positions = 0
     for want, have in zip(expected, got, strict=True):
         num_positions += len(want.tokens) + len(want.of_text)
-        apart += [abs(a - b) for a, b in zip(want.of_text, have.of_text, strict=True)]
+        for a, b in zip(want.of_text, have.of_text, strict=True):
+            apart.append(float("inf") if b is None else abs(a - b))
         for place, token in enumerate(want.tokens):
             apart.append(_apart(want.top[place], have.top[place]))
             if have.tokens[place] != token:
@@ -181,8 +182,9 @@ def _apart(want: dict[int, float], have: dict[int, float]) -> float:
     Also where a logprob is no number.
     """
     likeliest = sorted(want, key=lambda token: -want[token])[:2]
-    apart = [abs(want[token] - have.get(token, float("-inf"))) for token in likeliest]
-    return max(value if value == value else float("inf") for value in apart)
+    # What is no number comes as null.
+    pairs = [(want[token], have.get(token)) for token in likeliest]
+    return max(float("inf") if b is None else abs(a - b) for a, b in pairs)
 
 
 def _generate(url: str, *, num_tokens: int, **body: Any) -> Any:
