@@ -19,7 +19,7 @@ import checkpoints
 from servers import CPU_FLAGS, Server, Zygote, free_ports, print_tails, running
 
 IS_CPU = os.environ.get("TEST_DEVICE") == "cpu"
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = float(os.environ.get("TEST_START_TIMEOUT_S", "120"))
 MAX_ROWS = 48  # so that long prompts go in several pieces
 GRAPH_BATCHES = ("4", "16", "32")  # few, so that they are captured soon, and most batches padded
 UNIT_ROWS = "8,32,96"  # the same for expert runs, which hold rows of several attention servers
