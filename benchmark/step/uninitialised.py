@@ -37,12 +37,15 @@ def asked_elsewhere() -> Iterator[None]:
     is_importing = [True]
     for name, answer in answers.items():
         setattr(torch.cuda, name, _answering(originals[name], answer, is_importing))
+    accelerator = torch._C._get_accelerator  # behind torch.get_device_module(); it counts devices
+    torch._C._get_accelerator = _answering(accelerator, torch.device("cuda"), is_importing)
     try:
         yield
     finally:
         is_importing[0] = False
         for name, original in originals.items():
             setattr(torch.cuda, name, original)
+        torch._C._get_accelerator = accelerator
 
 
 def is_initialised() -> bool:

@@ -23,7 +23,9 @@ from sglang_afd.rounds.prediction import Predictor
 from sglang_afd.trace.mlp import MlpTimeline
 from sglang_afd.transport.cuda_ipc.driver import CudaError
 from sglang_afd.transport.cuda_ipc.hub import MAX_TABLE, CudaIpcHub, HubOptions, check_agreement
+from sglang_afd.transport.cuda_ipc.layout import WaitPolicy
 from sglang_afd.transport.cuda_ipc.peer_table import PeerTable
+from sglang_afd.transport.cuda_ipc.policy import choose_wait_policy
 from sglang_afd.transport.cuda_ipc.streams import own_stream
 from sglang_afd.transport.cuda_ipc.units import UnitExchange
 
@@ -50,7 +52,10 @@ class DeviceServer:
         experts.check_device()
         device = torch.cuda.current_device()
         self._experts = experts
-        self._has_rounds = has_rounds
+        # Without rounds units of several peers would wait for each other's predicted rows; and where
+        # roles share a GPU by time slices, a kernel that waits uses up a whole slice.
+        policy = choose_wait_policy(config.wait_policy)
+        self._predicts = has_rounds and policy is WaitPolicy.POLL
         self._layer_ids = spec.moe_layer_ids
         self._stream = own_stream(device)
         max_peers = min(MAX_TABLE, 2 * config.max_peers)
@@ -103,8 +108,7 @@ class DeviceServer:
             order,
             should_stop,
             timeline,
-            # Without rounds units of several peers would wait for each other's predicted rows.
-            predictor=Predictor(self._layer_ids, predicts=self._has_rounds),
+            predictor=Predictor(self._layer_ids, predicts=self._predicts),
             device=DeviceWatch(self._stream, self._exchange.expert_counts, board),
         )
         with self._current():

@@ -13,7 +13,12 @@ from sglang.srt.distributed import init_distributed_environment, initialize_mode
 from sglang.srt.layers.dp_attention import initialize_dp_attention
 from sglang.srt.layers.moe import initialize_moe_config
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
-from sglang.srt.model_loader.loader import _initialize_model, device_loading_context
+from sglang.srt.layers.quantization.fp8_utils import initialize_fp8_gemm_config
+from sglang.srt.model_loader.loader import (
+    _get_quantization_config,
+    _initialize_model,
+    device_loading_context,
+)
 from sglang.srt.model_loader.utils import get_model_architecture, set_default_torch_dtype
 from sglang.srt.model_loader.weight_utils import initialize_dummy_weights
 from sglang.srt.runtime_context import get_parallel, publish
@@ -58,6 +63,7 @@ def enter_process(server_args: ServerArgs) -> ModelConfig:
     initialize_model_parallel(tensor_model_parallel_size=1)
     initialize_dp_attention(server_args, model_config)
     initialize_moe_config(server_args)
+    initialize_fp8_gemm_config(server_args)
     if server_args.enable_deterministic_inference:
         enable_batch_invariant_mode()
     return model_config
@@ -89,7 +95,8 @@ def build_skeleton(
         set_default_torch_dtype(model_config.dtype),
         torch.device("meta"),
     ):
-        model: nn.Module = _initialize_model(model_config, load_config, None)
+        quantization = _get_quantization_config(model_config, load_config)
+        model: nn.Module = _initialize_model(model_config, load_config, quantization)
         return model
 
 
