@@ -52,8 +52,8 @@ class DeviceServer:
         experts.check_device()
         device = torch.cuda.current_device()
         self._experts = experts
-        # Without rounds units of several peers would wait for each other's predicted rows; and where
-        # roles share a GPU by time slices, a kernel that waits uses up a whole slice.
+        # Without rounds units would wait for rows predicted of other peers; and where
+        # roles share a GPU by time slices, a kernel that waits takes a whole slice.
         policy = choose_wait_policy(config.wait_policy)
         self._predicts = has_rounds and policy is WaitPolicy.POLL
         self._layer_ids = spec.moe_layer_ids
