@@ -13,7 +13,8 @@ from exchange.channel import TIMEOUT_S, Channel
 from exchange.stamps import Stamps
 from sglang_afd.transport.cuda_ipc.layout import SlabShape
 from sglang_afd.transport.cuda_ipc.peer_table import PeerTable
-from sglang_afd.transport.cuda_ipc.units import RING_UNITS, UnitExchange, UnitMemberRef
+from sglang_afd.transport.cuda_ipc.unit_ring import RING_UNITS, UnitMemberRef
+from sglang_afd.transport.cuda_ipc.units import UnitExchange
 
 NUM_EXPERTS = 128
 

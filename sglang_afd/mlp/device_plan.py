@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from sglang_afd.mlp.device_units import Launch
 from sglang_afd.rounds.units import Member, Unit
-from sglang_afd.transport.cuda_ipc.units import UnitMemberRef
+from sglang_afd.transport.cuda_ipc.unit_ring import UnitMemberRef
 
 
 def parts_of(unit: Unit, max_rows: int) -> list[list[Member]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sglang_afd.mlp.row_buckets import RowBuckets
 from sglang_afd.transport.base import Rows
-from sglang_afd.transport.cuda_ipc.units import UnitMemberRef
+from sglang_afd.transport.cuda_ipc.unit_ring import UnitMemberRef
 
 
 class RunsOnDevice(Protocol):

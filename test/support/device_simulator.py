@@ -33,7 +33,7 @@ from sglang_afd.transport.base import (
     PeerAttached,
     PeerGone,
 )
-from sglang_afd.transport.cuda_ipc.units import UnitMemberRef
+from sglang_afd.transport.cuda_ipc.unit_ring import UnitMemberRef
 
 LAYERS = (1, 2, 4, 5)
 MAX_UNIT_ROWS = 640

@@ -9,6 +9,7 @@ import numpy as np
 
 from sglang_afd.protocol.messages import Kind
 from sglang_afd.transport.cuda_ipc import layout
+from sglang_afd.transport.cuda_ipc.doorbells import Doorbells
 from sglang_afd.transport.cuda_ipc.layout import LinkWord, SlabShape, SlotHeader
 from sglang_afd.transport.cuda_ipc.peer_table import PeerTable
 from sglang_afd.transport.cuda_ipc.slab import Slab
@@ -54,8 +55,9 @@ class HostSlab(Slab):
         start = slot * layout.DOORBELL_LINE_BYTES
         line = np.frombuffer(self._page, "<u4")[start // 4 :]
         words = (1, self.epoch & 0xFFFFFFFF, self.epoch >> 32, step, 0, layer_id, slot, num_rows)
-        line[1:11] = (*words, layout.KINDS.index(Kind.DECODE), 1)
-        line[0] += 1
+        ring = (int(line[0]) + 1, *words, layout.KINDS.index(Kind.DECODE), 1)
+        line[1:12] = (*ring[1:], layout.sum_of_ring(ring))
+        line[0] = ring[0]
 
 
 class HostTable(PeerTable):
@@ -67,16 +69,14 @@ class HostTable(PeerTable):
         self.contents: list[bytes] = []
         self.dead: list[int] = []
         self.closed: list[int] = []
-        self._rings: dict[int, list[int]] = {}
-        self._num_slots: dict[int, int] = {}
+        self._doorbells: dict[int, Doorbells] = {}
 
     def open(self, fds: tuple[int, int], shape: SlabShape, epoch: int) -> int:
         """See `PeerTable`."""
-        index = len(self._num_slots)
+        index = len(self.contents)
         self.contents.append(os.pread(fds[0], 100, 0))
         self.opened[index] = mmap.mmap(fds[1], layout.DOORBELL_BYTES, prot=mmap.PROT_READ)
-        self._num_slots[index] = shape.num_slots
-        self._rings[index] = [int(self._line(index, slot)[0]) for slot in range(shape.num_slots)]
+        self._doorbells[index] = Doorbells(memoryview(self.opened[index]), shape.num_slots)
         return index
 
     def mark_dead(self, index: int) -> None:
@@ -86,19 +86,12 @@ class HostTable(PeerTable):
     def close(self, index: int) -> None:
         """See `PeerTable`."""
         self.closed.append(index)
-        self.opened.pop(index).close()
+        del self._doorbells[index], self.opened[index]
 
     def rung(self, index: int) -> list[SlotHeader]:
         """See `PeerTable`."""
-        headers = []
-        for slot in range(self._num_slots[index]):
-            words = self._line(index, slot)
-            if int(words[0]) != self._rings[index][slot]:
-                self._rings[index][slot] = int(words[0])
-                headers.append(SlotHeader.from_words(words[1:11].tolist()))
-        return headers
+        return self._doorbells[index].rung()
 
-    def _line(self, index: int, slot: int) -> np.ndarray:
-        start = slot * layout.DOORBELL_LINE_BYTES
-        line = self.opened[index][start : start + layout.DOORBELL_LINE_BYTES]
-        return np.frombuffer(line, "<u4")
+    def seq_of_next(self, index: int, slot: int, *, is_served: bool) -> int:
+        """See `PeerTable`."""
+        return self._doorbells[index].seq_of_next(slot, is_served=is_served)

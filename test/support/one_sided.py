@@ -13,7 +13,8 @@ from sglang_afd.protocol.messages import Kind
 from sglang_afd.transport.cuda_ipc.layout import EVERY_ROW, SlabShape, SlotHeader, WaitPolicy
 from sglang_afd.transport.cuda_ipc.peer_table import PeerTable
 from sglang_afd.transport.cuda_ipc.slab import Slab
-from sglang_afd.transport.cuda_ipc.units import UnitExchange, UnitMemberRef
+from sglang_afd.transport.cuda_ipc.unit_ring import UnitMemberRef
+from sglang_afd.transport.cuda_ipc.units import UnitExchange
 
 NUM_EXPERTS = 16
 LAYER_IDS = (3, 4, 7)

@@ -28,7 +28,8 @@ from sglang_afd.transport.cuda_ipc.hub import CudaIpcHub, HubOptions
 from sglang_afd.transport.cuda_ipc.layout import EVERY_ROW, WaitPolicy
 from sglang_afd.transport.cuda_ipc.link import CudaIpcLink, shape_of
 from sglang_afd.transport.cuda_ipc.slab import Slab
-from sglang_afd.transport.cuda_ipc.units import UnitExchange, UnitMemberRef
+from sglang_afd.transport.cuda_ipc.unit_ring import UnitMemberRef
+from sglang_afd.transport.cuda_ipc.units import UnitExchange
 from sglang_afd.transport.zmq_link import LinkOptions
 
 SEED = 20_261_130

@@ -40,7 +40,8 @@ from sglang_afd.transport.cuda_ipc.layout import (
 )
 from sglang_afd.transport.cuda_ipc.peer_table import PeerTable
 from sglang_afd.transport.cuda_ipc.streams import own_stream
-from sglang_afd.transport.cuda_ipc.units import RING_UNITS, UnitExchange, UnitMemberRef
+from sglang_afd.transport.cuda_ipc.unit_ring import RING_UNITS, UnitMemberRef
+from sglang_afd.transport.cuda_ipc.units import UnitExchange
 from sglang_afd.transport.zmq_follower import ZmqFollower
 from sglang_afd.transport.zmq_hub import ZmqHub
 

@@ -12,10 +12,10 @@ import torch
 from sglang_afd.errors import CapacityError
 from sglang_afd.transport.base import Rows
 from sglang_afd.transport.cuda_ipc import driver, layout
+from sglang_afd.transport.cuda_ipc.doorbells import Doorbells
 from sglang_afd.transport.cuda_ipc.layout import SlabShape, SlotHeader
 from sglang_afd.transport.cuda_ipc.streams import own_stream
 
-_WORDS = np.dtype("<u4")
 _ROW = np.dtype(  # struct Peer of exchange.cu
     [
         (name, "<u8")
@@ -30,10 +30,7 @@ _ALIVE_OFFSET = _ROW.fields["is_alive"][1] if _ROW.fields else 0
 class _Peer:
     shape: SlabShape
     memory: driver.SharedMemory
-    page: mmap.mmap
-    lines: npt.NDArray[np.uint32]  # [slots, words of a line]
-    rings: npt.NDArray[np.uint32]  # [slots], as seen last
-    next_seqs: dict[int, int]  # by slot, of the exchange served next; known from its first ring
+    doorbells: Doorbells
 
 
 class PeerTable:
@@ -79,16 +76,8 @@ class PeerTable:
             )
         memory = driver.SharedMemory(shape.num_bytes, self.device, fds[0])
         page = mmap.mmap(fds[1], layout.DOORBELL_BYTES, prot=mmap.PROT_READ)
-        lines = np.frombuffer(page, _WORDS)[: shape.num_slots * layout.DOORBELL_LINE_BYTES // 4]
-        lines = lines.reshape(shape.num_slots, -1)
-        self._peers[index] = _Peer(
-            shape=shape,
-            memory=memory,
-            page=page,
-            lines=lines,
-            rings=lines[:, 0].copy(),
-            next_seqs={},
-        )
+        doorbells = Doorbells(memoryview(page), shape.num_slots)
+        self._peers[index] = _Peer(shape=shape, memory=memory, doorbells=doorbells)
         self._write(index, self._row_of(shape, memory, epoch))
         return index
 
@@ -103,30 +92,15 @@ class PeerTable:
         """Unmap; once no unit in flight names this peer."""
         peer = self._peers.pop(index)
         peer.memory.close()
-        # NOTE: the arrays hold the page's buffer, which closes with the last of them.
+        # NOTE: the doorbells hold the page's buffer, which closes with them.
 
     def rung(self, index: int) -> list[SlotHeader]:
         """What its doorbells said since the last call."""
-        peer = self._peers[index]
-        fresh = np.flatnonzero(peer.lines[:, 0] != peer.rings)
-        headers = []
-        for slot in fresh.tolist():
-            rings, *words = peer.lines[slot, : layout.NUM_HEADER_WORDS + 2].tolist()
-            if layout.sum_of_ring([rings, *words[:-1]]) != words[-1]:
-                continue  # it is ringing; the next call sees all of it
-            header = SlotHeader.from_words(words)
-            peer.rings[slot] = rings
-            peer.next_seqs.setdefault(slot, header.seq)
-            headers.append(header)
-        return headers
+        return self._peers[index].doorbells.rung()
 
     def seq_of_next(self, index: int, slot: int, *, is_served: bool) -> int:
-        """Sequence number of the exchange that is served next; it goes on once it `is_served`."""
-        next_seqs = self._peers[index].next_seqs
-        seq = next_seqs[slot]
-        if is_served:
-            next_seqs[slot] = (seq + 1) & 0xFFFFFFFF
-        return seq
+        """See `Doorbells.seq_of_next`."""
+        return self._peers[index].doorbells.seq_of_next(slot, is_served=is_served)
 
     def rows_of(self, index: int, slot: int, num_rows: int) -> Rows:
         """Views of a slot that holds rows in the slab's own dtype; for eager use."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,28 +12,19 @@ from sglang_afd.transport.base import Rows
 from sglang_afd.transport.cuda_ipc import driver, kernels
 from sglang_afd.transport.cuda_ipc.kernels import POINTER, U32, VECTOR_BYTES
 from sglang_afd.transport.cuda_ipc.peer_table import PeerTable
+from sglang_afd.transport.cuda_ipc.unit_ring import (
+    ERROR_AT,
+    HEADER_WORDS,
+    MEMBER_WORDS,
+    RING_UNITS,
+    TOLD_WORDS,
+    UnitRing,
+)
 
-RING_UNITS = 64  # descriptors that may be submitted and not yet done
-_EVERY_ROW = 0xFFFFFFFF
-_HEADER_WORDS = 8  # of struct Unit and of struct Plan in exchange.cu
-_MEMBER_WORDS = 4
 _PLANNED_BYTES = 24
-_ERRORS = {
-    1: "attention server {peer} has rows for layer {got_layer}, expected those for layer {layer}",
-    2: "attention server {peer} has {rows} rows for layer {layer}, not those that it announced",
-}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnitMemberRef:
-    """One exchange of a unit, as kernels find it."""
-
-    peer_index: int
-    slot: int
-    num_rows: int
-
-
-class UnitExchange:
+class UnitExchange(UnitRing):
     """Gathers units into staging buffers, and sends what the experts made of them.
 
     `submit` one unit on the host, then launch `pull`, the experts and `push` in one stream, eagerly
@@ -63,10 +53,9 @@ class UnitExchange:
         layer_ids: Sequence[int],
         max_unit_rows: int,
     ) -> None:
-        self._table = table
+        self._peers = table
         self._first_expert = first_expert
         self._num_experts = stop_expert - first_expert
-        self._layers = {layer_id: index for index, layer_id in enumerate(layer_ids)}
         self._vectors = hidden_size * dtype.itemsize // VECTOR_BYTES
         self._top_k = top_k
         self._block = kernels.block_of(self._vectors)
@@ -80,61 +69,19 @@ class UnitExchange:
             len(layer_ids), self._num_experts, dtype=torch.int64, device=device
         )
         self.max_members = -(-table.max_peers // kernels.WARP) * kernels.WARP
-        self._unit_words = _HEADER_WORDS + self.max_members * _MEMBER_WORDS
+        self._unit_words = HEADER_WORDS + self.max_members * MEMBER_WORDS
         self._ring = torch.zeros(RING_UNITS, self._unit_words, dtype=torch.int32, pin_memory=True)
-        self._ring_words = self._ring.numpy().view(np.uint32)
         self._plan = torch.zeros(
-            _HEADER_WORDS * 4 + self.max_members * _PLANNED_BYTES, dtype=torch.uint8, device=device
+            HEADER_WORDS * 4 + self.max_members * _PLANNED_BYTES, dtype=torch.uint8, device=device
         )
-        self._told = torch.zeros(64, dtype=torch.int32, pin_memory=True)  # done, then the error
-        self._told_words = self._told.numpy().view(np.uint32)
-        self._error_at = 32
-        self._num_submitted = 0
-        self._num_done = 0
+        self._told = torch.zeros(TOLD_WORDS, dtype=torch.int32, pin_memory=True)
+        super().__init__(
+            table,
+            {layer_id: index for index, layer_id in enumerate(layer_ids)},
+            self._ring.numpy().view(np.uint32),
+            self._told.numpy().view(np.uint32),
+        )
         torch.cuda.current_stream(table.device).synchronize()
-
-    def submit(
-        self,
-        layer_id: int,
-        members: Sequence[UnitMemberRef],
-        *,
-        first_row: int = 0,
-        num_rows: int | None = None,
-        is_last_piece: bool = True,
-    ) -> int:
-        """Describe the unit that is launched next; on the stream that it will run in.
-
-        Args:
-            layer_id: Of every member.
-            members: Whose rows run together, at most max_peers of them.
-            first_row: Where the piece of the only member begins.
-            num_rows: Of that piece; None takes all rows.
-            is_last_piece: The members get their replies after it.
-
-        Returns: Its ticket, 1 for the first.
-        """
-        if self._num_submitted - self.num_done >= RING_UNITS:
-            raise AssertionError(f"{RING_UNITS} units are in flight; wait for one before the next")
-        words = self._ring_words[self._num_submitted % RING_UNITS]
-        self._num_submitted += 1
-        for number, member in enumerate(members):
-            start = _HEADER_WORDS + number * _MEMBER_WORDS
-            words[start : start + _MEMBER_WORDS] = (
-                member.peer_index,
-                member.slot,
-                member.num_rows,
-                self._table.seq_of_next(member.peer_index, member.slot, is_served=is_last_piece),
-            )
-        words[:7] = (
-            self._num_submitted & 0xFFFFFFFF,
-            self._layers[layer_id],
-            layer_id,
-            len(members),
-            first_row,
-            _EVERY_ROW if num_rows is None else num_rows,
-            int(is_last_piece),
-        )
-        return self._num_submitted
 
     def pull(self, bucket: int) -> Rows:
         """Wait for the members' rows and gather them; capturable.
@@ -143,7 +90,7 @@ class UnitExchange:
             counts its experts; -1 where a choice is not ours, and in rows beyond the unit's.
         """
         stream = torch.cuda.current_stream().cuda_stream
-        table = self._table
+        table = self._peers
         driver.launch(
             self._module.function("afd_plan"),
             stream,
@@ -155,7 +102,7 @@ class UnitExchange:
                 (self._unit_words * 4, U32),
                 (RING_UNITS, U32),
                 (table.address, POINTER),
-                (self._told.data_ptr() + self._error_at * 4, POINTER),
+                (self._told.data_ptr() + ERROR_AT * 4, POINTER),
                 (bucket, U32),
             ),
             shared_bytes=self.max_members * 4,
@@ -195,33 +142,9 @@ class UnitExchange:
             self._block,
             kernels.arguments(
                 (self._plan.data_ptr(), POINTER),
-                (self._table.address, POINTER),
+                (self._peers.address, POINTER),
                 (partial.data_ptr(), POINTER),
                 (self._told.data_ptr(), POINTER),
                 (self._vectors, U32),
             ),
         )
-
-    @property
-    def num_submitted(self) -> int:
-        """Units described so far; the last one's ticket."""
-        return self._num_submitted
-
-    @property
-    def num_done(self) -> int:
-        """Units whose replies have left; their tickets are at most this."""
-        behind = (self._num_submitted - int(self._told_words[0])) & 0xFFFFFFFF
-        self._num_done = self._num_submitted - behind
-        return self._num_done
-
-    @property
-    def error(self) -> str | None:
-        """What a kernel found wrong first, or None."""
-        code, peer, layer, got_layer, rows = self._told_words[self._error_at : self._error_at + 5]
-        if not code:
-            return None
-        return _ERRORS[int(code)].format(peer=peer, layer=layer, got_layer=got_layer, rows=rows)
-
-    def clear_error(self) -> None:
-        """Forget it; whoever it was about has been sent away."""
-        self._told_words[self._error_at] = 0
