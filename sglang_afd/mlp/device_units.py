@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 from torch import Tensor
 
 from sglang_afd.mlp.row_buckets import RowBuckets
@@ -52,8 +52,7 @@ class Replays(Protocol):
         """Launch it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Launch:
+class Launch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A unit, or a part of one, that fits the staging buffers."""
 
     layer_id: int

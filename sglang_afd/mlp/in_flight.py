@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from sglang_afd.mlp.board import Board, Counter
 from sglang_afd.rounds.units import Member, Unit
 from sglang_afd.trace.mlp import MlpTimeline
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Launched:
+class _Launched(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ticket: int
     unit: Unit
     members: Sequence[Member]

@@ -10,7 +10,9 @@ layer of a step follows from no reply: the server may have no next step.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from sglang_afd.rounds.units import Member
 

@@ -1,4 +1,8 @@
-"""The words of this room: what arrives, what is announced, and what is run (pure)."""
+"""The words of this room: what arrives, what is announced, and what is run (pure).
+
+Members and units are made and compared several times for each expert run on a GPU, whose host must
+stay ahead of it: msgspec's structs take a tenth of the time that frozen dataclasses take.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
+
+class Member(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One exchange that has arrived: one micro-batch of one peer at one layer."""
 
     peer: Hashable  # an attention server; opaque
@@ -31,8 +36,7 @@ class Intent:
     is_prefill: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One expert run: the rows of all its members go through `layer_id` together.
 
     A prefill unit has one member and may be a piece of its rows, `first_row` and on.

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 from torch import Tensor
 
 from sglang_afd.errors import ConfigError, PeerLost
@@ -37,8 +38,7 @@ class Rows:
     topk_weights: Tensor  # [T, K] float32
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Exchange:
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     """One dispatch as an MLP rank received it; it owns its rows."""
 
     peer: bytes  # names the connection, opaque
@@ -78,8 +78,7 @@ class PeerGone:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True, kw_only=True):
     """A checked dispatch of an attached attention server."""
 
     exchange: Exchange

@@ -10,7 +10,7 @@ import numpy as np
 from sglang_afd.protocol.messages import Kind
 from sglang_afd.transport.cuda_ipc import layout
 from sglang_afd.transport.cuda_ipc.doorbells import Doorbells
-from sglang_afd.transport.cuda_ipc.layout import LinkWord, SlabShape, SlotHeader
+from sglang_afd.transport.cuda_ipc.layout import LinkWord, SlabShape
 from sglang_afd.transport.cuda_ipc.peer_table import PeerTable
 from sglang_afd.transport.cuda_ipc.slab import Slab
 
@@ -88,9 +88,9 @@ class HostTable(PeerTable):
         self.closed.append(index)
         del self._doorbells[index], self.opened[index]
 
-    def rung(self, index: int) -> list[SlotHeader]:
+    def doorbells(self, index: int) -> Doorbells:
         """See `PeerTable`."""
-        return self._doorbells[index].rung()
+        return self._doorbells[index]
 
     def seq_of_next(self, index: int, slot: int, *, is_served: bool) -> int:
         """See `PeerTable`."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sglang_afd.protocol.messages import Kind
-from sglang_afd.transport.cuda_ipc.layout import EVERY_ROW, SlabShape, SlotHeader, WaitPolicy
+from sglang_afd.protocol.messages import Dispatch, Kind
+from sglang_afd.transport.cuda_ipc.layout import EVERY_ROW, SlabShape, WaitPolicy
 from sglang_afd.transport.cuda_ipc.peer_table import PeerTable
 from sglang_afd.transport.cuda_ipc.slab import Slab
 from sglang_afd.transport.cuda_ipc.unit_ring import UnitMemberRef
@@ -72,7 +72,7 @@ class Rank:
         """Map a slab; the link is the caller's."""
         return self.table.open((os.dup(slab.fds[0]), slab.fds[1]), slab.shape, epoch)
 
-    def heard(self, index: int) -> list[SlotHeader]:
+    def heard(self, index: int) -> Sequence[Dispatch]:
         """Wait until a doorbell of this peer has rung."""
         deadline_s = time.monotonic() + PATIENCE_S
         while not (headers := self.table.rung(index)):

@@ -33,11 +33,8 @@ from sglang_afd.transport.base import (
     Rows,
 )
 from sglang_afd.transport.cuda_ipc.door import Door, Visit
-from sglang_afd.transport.cuda_ipc.layout import (
-    DOORBELL_BYTES,
-    SlabShape,
-    SlotHeader,
-)
+from sglang_afd.transport.cuda_ipc.doorbells import Doorbells
+from sglang_afd.transport.cuda_ipc.layout import DOORBELL_BYTES, SlabShape
 from sglang_afd.transport.cuda_ipc.peer_table import PeerTable
 from sglang_afd.transport.cuda_ipc.streams import own_stream
 from sglang_afd.transport.cuda_ipc.unit_ring import RING_UNITS, UnitMemberRef
@@ -47,7 +44,8 @@ from sglang_afd.transport.zmq_hub import ZmqHub
 
 logger = logging.getLogger(__name__)
 
-CONTROL_S = 0.001  # between two looks at the sockets
+CONTROL_S = 0.001  # between two looks at the sockets, in a turn in which no doorbell rang
+MOST_CONTROL_S = 0.002  # the same, whatever rang
 SPIN_S = 0.010  # awake so long after the last doorbell
 UNMAP_S = 5.0  # at the end, for units in flight; what is still mapped goes with the process
 MAX_TABLE = 1024  # rows of the table; a unit's members are threads of one block
@@ -69,6 +67,7 @@ class _Open:
     index: int  # in the table
     event: PeerAttached
     shape: SlabShape
+    doorbells: Doorbells
 
 
 class CudaIpcHub(Hub):
@@ -94,6 +93,7 @@ class CudaIpcHub(Hub):
     ) -> None:
         spec = gate.identity.spec
         self._identity = gate.identity
+        self._layer_ids = frozenset(spec.moe_layer_ids)
         self._options = options
         self._waiting: dict[int, PeerAttached] = {}  # by epoch, until their slots come
         self._open: dict[bytes, _Open] = {}
@@ -148,20 +148,28 @@ class CudaIpcHub(Hub):
         """See `Hub`; doorbells at every call, sockets each millisecond or while nothing comes."""
         deadline_s = time.monotonic() + timeout_s
         while True:
-            events, self._told = self._told, []
             now_s = time.monotonic()
+            events = self._listen(now_s)
             is_awake = now_s - self._rung_at_s < SPIN_S
-            # NOTE: a look at the sockets takes longer than an exchange; only orders cannot wait.
-            if self._is_following or now_s >= self._control_due_s or timeout_s > 0 and not is_awake:
+            if self._is_look_due(now_s, has_rung=bool(events), may_wait=is_awake or timeout_s <= 0):
                 events += self._look(0.0)
-            events += self._listen()
-            left_s = deadline_s - time.monotonic()
-            if events or left_s <= 0:
+            if self._told:
+                told, self._told = self._told, []
+                events = [*told, *events]
+            if events or timeout_s <= 0 or (left_s := deadline_s - time.monotonic()) <= 0:
                 return events
             if is_awake:
                 os.sched_yield()
             else:
                 self._told += self._look(min(left_s, CONTROL_S))
+
+    def _is_look_due(self, now_s: float, *, has_rung: bool, may_wait: bool) -> bool:
+        """Look at the sockets now? It takes as long as an exchange; only orders cannot wait."""
+        if self._is_following:
+            return True
+        if has_rung:
+            return now_s >= self._control_due_s + MOST_CONTROL_S - CONTROL_S
+        return now_s >= self._control_due_s or not may_wait
 
     def reply(self, exchange: Exchange, partial: Tensor) -> None:
         """See `Hub`; on a stream of the hub, after what torch's current stream has to do."""
@@ -305,53 +313,51 @@ class CudaIpcHub(Hub):
                 events += self._tell(self._control.dismiss(peer, "it attached anew"))
         index = self.table.open(visit.fds, shape, message.epoch)
         del self._waiting[message.epoch]
-        self._open[attached.peer] = _Open(index=index, event=attached, shape=shape)
+        self._open[attached.peer] = _Open(
+            index=index, event=attached, shape=shape, doorbells=self.table.doorbells(index)
+        )
         return events, attached
 
-    def _listen(self) -> list[Event]:
+    def _listen(self, now_s: float) -> list[Event]:
         """What arrived in the slots."""
         events: list[Event] = []
-        for peer, found in list(self._open.items()):
-            for header in self.table.rung(found.index):
-                # NOTE: doorbells are the server's, not the session's; a later one rings them, too.
-                if header.epoch != found.event.epoch:
-                    continue
-                self._rung_at_s = time.monotonic()
-                try:
-                    events.append(Arrived(exchange=self._exchange(peer, found, header)))
-                except ProtocolError as error:
-                    self._num_refused += 1
-                    logger.warning("%s is sent away: %s", found.event.server_id, error)
-                    events += self._tell(self._control.dismiss(peer, str(error)))
-                    break
+        rung = [
+            (peer, found, headers)
+            for peer, found in self._open.items()
+            if (headers := found.doorbells.rung())
+        ]
+        for peer, found, headers in rung:
+            try:
+                events += self._arrivals(peer, found, headers)
+            except ProtocolError as error:
+                self._num_refused += 1
+                logger.warning("%s is sent away: %s", found.event.server_id, error)
+                events += self._tell(self._control.dismiss(peer, str(error)))
+            self._rung_at_s = now_s
         return events
 
-    def _exchange(self, peer: bytes, found: _Open, header: SlotHeader) -> Exchange:
-        spec, shape = self._identity.spec, found.shape
+    def _arrivals(self, peer: bytes, found: _Open, headers: Sequence[Dispatch]) -> list[Event]:
+        arrivals: list[Event] = []
+        for header in headers:
+            # NOTE: doorbells are the server's, not the session's; a later one rings them, too.
+            if header.epoch == found.event.epoch:
+                self._check(header, found.shape)
+                rows = self._rows_of(found, header)
+                arrivals.append(Arrived(exchange=Exchange(peer=peer, header=header, rows=rows)))
+        return arrivals
+
+    def _check(self, header: Dispatch, shape: SlabShape) -> None:
         if (
-            header.layer_id not in spec.moe_layer_ids
-            or not 1 <= header.num_rows <= spec.max_rows
+            header.layer_id not in self._layer_ids
+            or not 1 <= header.num_rows <= shape.max_rows
             or not 0 <= header.micro_batch_id < shape.num_slots
         ):
             raise ProtocolError(f"a doorbell tells of an exchange that cannot be: {header}")
-        has_rows = self._options.with_rows and not shape.is_fp8
-        num_rows = header.num_rows if has_rows else 0
-        return Exchange(
-            peer=peer,
-            header=Dispatch(
-                epoch=header.epoch,
-                step=header.step,
-                layer_id=header.layer_id,
-                micro_batch_id=header.micro_batch_id,
-                num_rows=header.num_rows,
-                kind=header.kind,
-                num_micro_batches=header.num_micro_batches,
-            ),
-            rows=self._rows_of(found.index, header.micro_batch_id, num_rows),
-        )
 
-    def _rows_of(self, index: int, slot: int, num_rows: int) -> Rows:
-        return self.table.rows_of(index, slot, num_rows) if num_rows else self._no_rows
+    def _rows_of(self, found: _Open, header: Dispatch) -> Rows:
+        if not self._options.with_rows or found.shape.is_fp8:
+            return self._no_rows
+        return self.table.rows_of(found.index, header.micro_batch_id, header.num_rows)
 
     @functools.cached_property
     def _no_rows(self) -> Rows:

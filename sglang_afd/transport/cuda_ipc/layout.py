@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from sglang_afd.protocol.messages import MAX_MICRO_BATCHES, Kind
+from sglang_afd.protocol.messages import MAX_MICRO_BATCHES, Dispatch, Kind
 
 PAGE_BYTES = 4096
 DOORBELL_BYTES = PAGE_BYTES
@@ -55,32 +55,21 @@ def sum_of_ring(words: Sequence[int]) -> int:
     return total
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlotHeader:
-    """What a slot, or its doorbell, says of the exchange in it."""
-
-    seq: int  # counts the exchanges of the slot, modulo 2**32
-    epoch: int
-    step: int
-    layer_id: int
-    micro_batch_id: int
-    num_rows: int
-    kind: Kind
-    num_micro_batches: int
-
-    @classmethod
-    def from_words(cls, words: Sequence[int]) -> SlotHeader:
-        """Read NUM_HEADER_WORDS words that begin with the sequence number."""
-        return cls(
-            seq=int(words[0]),
-            epoch=int(words[1]) | int(words[2]) << 32,
-            step=int(words[3]) | int(words[4]) << 32,
-            layer_id=int(words[5]),
-            micro_batch_id=int(words[6]),
-            num_rows=int(words[7]),
-            kind=KINDS[int(words[8])],
-            num_micro_batches=int(words[9]),
-        )
+def header_of(words: Sequence[int]) -> tuple[int, Dispatch]:
+    """What a doorbell says of the exchange in its slot, and the sequence number of that."""
+    seq, epoch, epoch_high, step, step_high, layer_id, micro_batch_id, num_rows, kind, number = (
+        words[:NUM_HEADER_WORDS]
+    )
+    header = Dispatch(
+        epoch=epoch | epoch_high << 32,
+        step=step | step_high << 32,
+        layer_id=layer_id,
+        micro_batch_id=micro_batch_id,
+        num_rows=num_rows,
+        kind=KINDS[kind],
+        num_micro_batches=number,
+    )
+    return seq, header
 
 
 @dataclass(frozen=True, kw_only=True)

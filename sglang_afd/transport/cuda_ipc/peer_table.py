@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +11,11 @@ import numpy.typing as npt
 import torch
 
 from sglang_afd.errors import CapacityError
+from sglang_afd.protocol.messages import Dispatch
 from sglang_afd.transport.base import Rows
 from sglang_afd.transport.cuda_ipc import driver, layout
 from sglang_afd.transport.cuda_ipc.doorbells import Doorbells
-from sglang_afd.transport.cuda_ipc.layout import SlabShape, SlotHeader
+from sglang_afd.transport.cuda_ipc.layout import SlabShape
 from sglang_afd.transport.cuda_ipc.streams import own_stream
 
 _ROW = np.dtype(  # struct Peer of exchange.cu
@@ -94,8 +96,12 @@ class PeerTable:
         peer.memory.close()
         # NOTE: the doorbells hold the page's buffer, which closes with them.
 
-    def rung(self, index: int) -> list[SlotHeader]:
-        """What its doorbells said since the last call."""
+    def doorbells(self, index: int) -> Doorbells:
+        """Of one peer, until it is closed."""
+        return self._peers[index].doorbells
+
+    def rung(self, index: int) -> Sequence[Dispatch]:
+        """See `Doorbells.rung`."""
         return self._peers[index].doorbells.rung()
 
     def seq_of_next(self, index: int, slot: int, *, is_served: bool) -> int:

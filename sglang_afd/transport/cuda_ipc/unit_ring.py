@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,8 +21,7 @@ _ERRORS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnitMemberRef:
+class UnitMemberRef(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One exchange of a unit, as kernels find it."""
 
     peer_index: int

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from device_simulator import LAYERS, World
+from msgspec.structs import replace
 
 from sglang_afd.mlp.board import Counter
 from sglang_afd.rounds.prediction import Predictor

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from sglang_afd.rounds.prediction import Predictor
 from sglang_afd.rounds.units import Member
