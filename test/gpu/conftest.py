@@ -94,6 +94,8 @@ def _building(
         "TRITON_F32_DEFAULT": "ieee",  # by default Triton multiplies float32 in TF32
         "TORCHINDUCTOR_COMPILE_THREADS": "1",  # or every server forks sixteen compilers
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        # Deterministic inference cuts prompts at multiples of this; 4096 would never fit a chunk.
+        "SGLANG_TRITON_PREFILL_TRUNCATION_ALIGN_SIZE": "128",
     }
     say("zygote: importing SGLang")
     with ThreadPoolExecutor(1) as pool:
