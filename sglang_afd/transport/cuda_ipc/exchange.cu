@@ -302,56 +302,62 @@ __device__ __forceinline__ uint4 read_host(const void* p) {
   return v;
 }
 
-// One block. Takes the next unit, waits for the rows of each member, and lays them out in order.
-extern "C" __global__ void afd_plan(Plan* plan, const u8* units, u32 unit_bytes, u32 num_units,
-                                    const Peer* peers, u32* error, u32 bucket) {
-  extern __shared__ u32 counts[];
+// One warp. Takes the next unit, waits for the rows of each member, and lays them out in order.
+// NOTE: it waits beside kernels that fill an SM but for 1024 registers: FlashAttention 3 and cuBLAS
+// use 384 threads of 168. With more it would keep them from one SM for as long as it waits.
+extern "C" __global__ void __maxnreg__(32)
+    afd_plan(Plan* plan, const u8* units, u32 unit_bytes, u32 num_units, const Peer* peers,
+             u32* error, u32 bucket) {
   const Unit* unit = (const Unit*)(units + (u64)(plan->next_unit % num_units) * unit_bytes);
-  const u32 i = threadIdx.x;
+  const u32 lane = threadIdx.x;
   // All loads from host memory are on their way before the first one is used.
-  const uint4 member = read_host(unit->members + i);
+  uint4 member = read_host(unit->members + lane);
   const uint4 first_words = read_host(&unit->ticket), last_words = read_host(&unit->first_row);
-  const u32 peer_index = member.x, slot = member.y, wanted_rows = member.z, seq = member.w;
-  const u32 ticket = first_words.x, layer_index = first_words.y, layer_id = first_words.z;
-  const u32 num_members = first_words.w, first_row = last_words.x, piece_rows = last_words.y;
-  const u32 is_last_piece = last_words.z;
-  counts[i] = 0;
-  if (i < num_members) {
-    const Peer* peer = peers + peer_index;
-    u8* base = peer->slab + slot * peer->slot_bytes;
-    const u32* words = (const u32*)base;
-    bool is_here = load_relaxed(&peer->is_alive) == 1 && wait_for(words, seq, &peer->is_alive, 1) &&
-                   load_relaxed(&peer->is_alive) == 1;
+  const u32 num_members = first_words.w, layer_id = first_words.z, piece_rows = last_words.y;
+  u32 total = 0;
+  for (u32 i = lane;; i += 32) {
     u32 num_rows = 0;
-    if (is_here) {
-      num_rows = load_relaxed(words + HEADER + 6);
-      const u32 got_layer_id = load_relaxed(words + HEADER + 4);
-      u32 code = 0;
-      if (got_layer_id != layer_id) code = ERROR_HEADER;
-      else if (num_rows != wanted_rows) code = ERROR_ROWS;
-      if (code) {
-        store_relaxed(error + 1, peer_index), store_relaxed(error + 2, layer_id);
-        store_relaxed(error + 3, got_layer_id), store_relaxed(error + 4, num_rows);
-        store_release(error, code);
-        is_here = false, num_rows = 0;
+    if (i < num_members) {
+      const Peer* peer = peers + member.x;
+      u8* base = peer->slab + member.y * peer->slot_bytes;
+      const u32* words = (const u32*)base;
+      bool is_here = load_relaxed(&peer->is_alive) == 1 &&
+                     wait_for(words, member.w, &peer->is_alive, 1) &&
+                     load_relaxed(&peer->is_alive) == 1;
+      if (is_here) {
+        num_rows = load_relaxed(words + HEADER + 6);
+        const u32 got_layer_id = load_relaxed(words + HEADER + 4);
+        if (got_layer_id != layer_id || num_rows != member.z) {
+          store_relaxed(error + 1, member.x), store_relaxed(error + 2, layer_id);
+          store_relaxed(error + 3, got_layer_id), store_relaxed(error + 4, num_rows);
+          store_release(error, got_layer_id != layer_id ? ERROR_HEADER : ERROR_ROWS);
+          is_here = false, num_rows = 0;
+        }
       }
+      if (piece_rows < num_rows) num_rows = piece_rows;
+      plan->members[i].slot = is_here ? base : 0;
+      plan->members[i].peer = member.x;
     }
-    if (piece_rows < num_rows) num_rows = piece_rows;
-    counts[i] = num_rows;
-    plan->members[i].slot = is_here ? base : 0;
-    plan->members[i].peer = peer_index;
+    __syncwarp();
+    u32 stop = num_rows;
+#pragma unroll
+    for (u32 distance = 1; distance < 32; distance *= 2) {
+      const u32 before = __shfl_up_sync(0xffffffffu, stop, distance);
+      if (lane >= distance) stop += before;
+    }
+    stop += total;
+    if (i < num_members) {
+      plan->members[i].first = min(stop - num_rows, bucket);
+      plan->members[i].stop = min(stop, bucket);
+    }
+    total = __shfl_sync(0xffffffffu, stop, 31);
+    if (i - lane + 32 >= num_members) break;
+    member = read_host(unit->members + i + 32);
   }
-  __syncthreads();
-  if (i == 0) {
-    u32 stop = 0;
-    for (u32 m = 0; m < num_members; m++) {
-      u32 first = stop;
-      stop = first + counts[m] <= bucket ? first + counts[m] : first;
-      plan->members[m].first = first, plan->members[m].stop = stop;
-    }
-    plan->num_rows = stop, plan->num_members = num_members;
-    plan->ticket = ticket, plan->layer_index = layer_index;
-    plan->first_row = first_row, plan->is_last_piece = is_last_piece;
+  if (lane == 0) {
+    plan->num_rows = min(total, bucket), plan->num_members = num_members;
+    plan->ticket = first_words.x, plan->layer_index = first_words.y;
+    plan->first_row = last_words.x, plan->is_last_piece = last_words.z;
     plan->next_unit++;
   }
 }

@@ -95,7 +95,7 @@ class UnitExchange(UnitRing):
             self._module.function("afd_plan"),
             stream,
             1,
-            self.max_members,
+            kernels.WARP,
             kernels.arguments(
                 (self._plan.data_ptr(), POINTER),
                 (self._ring.data_ptr(), POINTER),
@@ -105,7 +105,6 @@ class UnitExchange(UnitRing):
                 (self._told.data_ptr() + ERROR_AT * 4, POINTER),
                 (bucket, U32),
             ),
-            shared_bytes=self.max_members * 4,
         )
         driver.launch(
             self._module.function("afd_pull"),
