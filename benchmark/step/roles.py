@@ -19,6 +19,7 @@ def attention(setup: Setup, cases: Sequence[Case], port: int, mlp_url: str) -> l
     """One of the attention servers."""
     return [
         *("--role", "attn", "--afd-mlp", mlp_url, "--afd-wait-policy", setup.wait_policy),
+        *("--afd-max-mlp-ranks", str(setup.num_mlp)),
         *("--afd-num-micro-batches", setup.micro_batches, "--afd-attach-timeout", "600"),
         *_decoding(setup, cases, setup.num_attn, port),
         *setup.attn_flags,

@@ -148,7 +148,7 @@ class MemoryPlanner:
         wanted = self.attn_flags.text("--afd-num-micro-batches", default="auto")
         if self.attn_flags.text("--afd-transport") == "zmq":
             return 0
-        room = self.attn_flags.number("--afd-max-mlp-ranks", default_of("max_mlp_ranks"))
+        room = self.attn_flags.number("--afd-max-mlp-ranks", self.num_ranks)
         return SlabShape(
             num_slots=int(wanted) if wanted.isdigit() else AUTO_SLOTS,
             max_ranks=min(max(room, self.num_ranks), MAX_RANKS),

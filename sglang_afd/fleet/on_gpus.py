@@ -12,7 +12,7 @@ from sglang_afd.fleet.config import LaunchConfig
 from sglang_afd.fleet.console import Console
 from sglang_afd.fleet.flags import Flags
 from sglang_afd.fleet.gpus import Gpu, Gpus
-from sglang_afd.fleet.memory import MemoryPlan, MemoryPlanner, default_of
+from sglang_afd.fleet.memory import MemoryPlan, MemoryPlanner
 from sglang_afd.fleet.model_size import model_size
 from sglang_afd.fleet.mps import NOWHERE, SHARE_VARIABLE, Mps, private_mps
 from sglang_afd.fleet.placement import Placement, place
@@ -132,7 +132,7 @@ def _flags(
     is_shared = bool(placement.others_on(name))
     if not planned and is_shared and name.startswith("attn"):
         planned = ("--max-total-tokens", str(FALLBACK_TOKENS))
-    if name.startswith("attn") and num_ranks > default_of("max_mlp_ranks"):
+    if name.startswith("attn"):  # with one rank no kernel has to add
         planned = (*planned, "--afd-max-mlp-ranks", str(min(num_ranks, MAX_RANKS)))
     return [*flags, *planned]
 
