@@ -6,27 +6,29 @@ script says so: one for each turn of the loop, after which its members ring for 
 that each turn hears every peer, sees one unit end and launches one. All peers ring at once, after
 the loop has turned in vain for a while, and announce their next step meanwhile.
 
-Prints one JSON line, times in microseconds by number of peers:
+Prints one JSON line, times in microseconds by number of peers, p50 and p90 each:
 
-ring_to_launch_us   from the turn that finds the doorbells rung to the first launch (p50 and p90)
+ring_to_launch_us   from the turn that finds the doorbells rung to the first launch, by the
+                    milliseconds without a launch before it: caches grow cold meanwhile
 unit_us             one turn in the middle of a step
 idle_turn_us        one turn in which nothing happens; a ring waits for half of one
 reference_us        json.dumps of a small object: how fast this core runs Python at the moment
-in_reference        (ring_to_launch, unit, idle_turn) as multiples of that
 
-    python benchmark/bench_launch.py [--steps 200] [--profile]
+    python benchmark/bench_launch.py [--steps 200] [--no-rehearsal] [--profile]
 """
 
 from __future__ import annotations
 
 import argparse
 import cProfile
+import itertools
 import json
 import pstats
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +36,12 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # where sglang_afd is not installed
 sys.path.insert(0, str(ROOT / "test" / "support"))
 
-import torch
-from launch.host_side import LAYERS, HostSide, host_side, median_us
+import torch  # noqa: E402
+from launch.host_side import LAYERS, HostSide, host_side, quantiles_us  # noqa: E402
 
 PEERS = (1, 2, 4)
 WARM_STEPS = 20
-GAP_S = 0.003  # between two steps
+GAPS_MS = (1, 3, 9)  # between two steps
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,53 +50,56 @@ def main(argv: Sequence[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=200, help="timed steps of each case")
+    parser.add_argument("--no-rehearsal", action="store_true", help="let the caches grow cold")
     parser.add_argument("--profile", action="store_true", help="where the time goes, by function")
     options = parser.parse_args(argv)
     result: dict[str, Any] = {"name": "launch", "reference_us": _reference_us(), "peers": {}}
     for num_peers in PEERS:
-        with tempfile.TemporaryDirectory() as directory, torch.inference_mode():
-            with host_side(Path(directory), num_peers) as side:
-                if options.profile:
-                    _profile(side, options.steps)
-                else:
-                    result["peers"][num_peers] = _measure(side, options.steps)
-    for measured in result["peers"].values():
-        measured["in_reference"] = [
-            round(measured[name][0] / result["reference_us"], 2)
-            for name in ("ring_to_launch_us", "unit_us", "idle_turn_us")
-        ]
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            torch.inference_mode(),
+            host_side(Path(directory), num_peers, rehearses=not options.no_rehearsal) as side,
+        ):
+            if options.profile:
+                _profile(side, options.steps)
+            else:
+                result["peers"][num_peers] = _measure(side, options.steps)
     if not options.profile:
         print(json.dumps(result))
     return 0
 
 
 def _measure(side: HostSide, num_steps: int) -> dict[str, Any]:
-    times = _Times()
-    for step in range(1, WARM_STEPS + num_steps + 1):
-        if step == WARM_STEPS + 1:
-            times = _Times()
-        _one_step(side, step, times)
+    steps = itertools.count(1)
+    _steps(side, steps, WARM_STEPS, GAPS_MS[0])
+    times = {gap_ms: _steps(side, steps, num_steps, gap_ms) for gap_ms in GAPS_MS}
+    last = times[GAPS_MS[-1]]
     return {
-        "ring_to_launch_us": times.quantiles("launches_ns"),
-        "unit_us": times.quantiles("units_ns"),
-        "idle_turn_us": times.quantiles("idle_ns"),
+        "ring_to_launch_us": {ms: quantiles_us(each.launches_ns) for ms, each in times.items()},
+        "unit_us": quantiles_us(last.units_ns),
+        "idle_turn_us": quantiles_us(last.idle_ns),
     }
 
 
-class _Times:
-    def __init__(self) -> None:
-        self.launches_ns: list[int] = []
-        self.units_ns: list[int] = []
-        self.idle_ns: list[int] = []
-
-    def quantiles(self, name: str) -> tuple[float, float]:
-        times_ns = getattr(self, name)
-        return median_us(times_ns), median_us(times_ns, 0.9)
+def _steps(side: HostSide, steps: Iterator[int], number: int, gap_ms: int) -> Times:
+    times = Times()
+    for step in itertools.islice(steps, number):
+        _one_step(side, step, times, gap_ms / 1e3)
+    return times
 
 
-def _one_step(side: HostSide, step: int, times: _Times) -> None:
+@dataclass
+class Times:
+    """What was measured."""
+
+    launches_ns: list[int] = field(default_factory=list)
+    units_ns: list[int] = field(default_factory=list)
+    idle_ns: list[int] = field(default_factory=list)
+
+
+def _one_step(side: HostSide, step: int, times: Times, gap_s: float) -> None:
     loop, device = side.loop, side.device
-    until_s = time.monotonic() + GAP_S
+    until_s = time.monotonic() + gap_s
     while time.monotonic() < until_s:
         started_ns = time.perf_counter_ns()
         loop.turn()
@@ -123,13 +128,11 @@ def _one_step(side: HostSide, step: int, times: _Times) -> None:
 
 
 def _profile(side: HostSide, num_steps: int) -> None:
-    times = _Times()
-    for step in range(1, WARM_STEPS):
-        _one_step(side, step, times)
+    steps = itertools.count(1)
+    _steps(side, steps, WARM_STEPS, GAPS_MS[0])
     profile = cProfile.Profile()
     profile.enable()
-    for step in range(WARM_STEPS, WARM_STEPS + num_steps):
-        _one_step(side, step, times)
+    _steps(side, steps, num_steps, GAPS_MS[0])
     profile.disable()
     print(f"{len(side.attns)} peers", file=sys.stderr)
     pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(45)
@@ -142,7 +145,7 @@ def _reference_us() -> float:
         started_ns = time.perf_counter_ns()
         json.dumps(value)
         times_ns.append(time.perf_counter_ns() - started_ns)
-    return median_us(times_ns)
+    return quantiles_us(times_ns)[0]
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from sglang_afd.mlp.board import Board
 from sglang_afd.mlp.device_loop import DeviceLoop
 from sglang_afd.mlp.device_units import DeviceUnits
 from sglang_afd.mlp.rank_order import make_rank_order
+from sglang_afd.mlp.rehearsal import Rehearsal
 from sglang_afd.mlp.row_buckets import DEFAULT_GRAPH_ROWS, RowBuckets
 from sglang_afd.protocol.handshake import Gate
 from sglang_afd.protocol.messages import Kind, StepIntent
@@ -98,7 +99,7 @@ class Attention:
 class HostSide:
     """A loop that serves `attns`."""
 
-    def __init__(self, directory: Path, num_peers: int) -> None:
+    def __init__(self, directory: Path, num_peers: int, *, rehearses: bool) -> None:
         spec = make_spec(
             transport="cuda_ipc",
             hidden_size=2048,
@@ -128,6 +129,7 @@ class HostSide:
             make_rank_order(self.hub.order, LAYERS, rank=0, ep_size=1),
             lambda: False,
             predictor=Predictor(LAYERS),
+            rehearsal=Rehearsal(time.perf_counter_ns) if rehearses else None,
         )
         self.attns = [self._attach(f"attn-{number}", spec) for number in range(num_peers)]
 
@@ -162,15 +164,16 @@ class HostSide:
 
 
 @contextlib.contextmanager
-def host_side(directory: Path, num_peers: int) -> Iterator[HostSide]:
+def host_side(directory: Path, num_peers: int, *, rehearses: bool = True) -> Iterator[HostSide]:
     """Attached servers and their loop."""
-    side = HostSide(directory, num_peers)
+    side = HostSide(directory, num_peers, rehearses=rehearses)
     try:
         yield side
     finally:
         side.close()
 
 
-def median_us(times_ns: Sequence[int], share: float = 0.5) -> float:
-    """A quantile of some times."""
-    return round(float(np.quantile(np.array(times_ns), share)) / 1e3, 1)
+def quantiles_us(times_ns: Sequence[int]) -> tuple[float, float]:
+    """Half and nine tenths of some times are below."""
+    half, most = np.quantile(np.array(times_ns), (0.5, 0.9)) / 1e3
+    return round(float(half), 1), round(float(most), 1)

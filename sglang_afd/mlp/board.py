@@ -80,6 +80,11 @@ class Board:
         """All words; keep the view where it is used often."""
         return np.frombuffer(self._memory, dtype=np.int64)
 
+    @property
+    def cells(self) -> memoryview:
+        """The same words, for whoever changes single ones often; keep the view."""
+        return memoryview(self._memory).cast("B").cast("q")
+
     def show_rounds(self, counters: RoundCounters) -> None:
         """Copy what the rounds counted."""
         words = self.words

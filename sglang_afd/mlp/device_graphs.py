@@ -103,6 +103,18 @@ def capture(
     return graphs, report
 
 
+def capture_nothing() -> torch.cuda.CUDAGraph:
+    """A graph of one tiny kernel, to rehearse a launch with; captured on the current stream."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    graph.capture_begin(capture_error_mode="thread_local")
+    torch.zeros(1, device="cuda")  # in the graph's own pool, so that nobody has to keep it
+    graph.capture_end()
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph
+
+
 def _replay_once(exchange: UnitExchange, graphs: Graphs) -> None:
     """Run each with a unit of nobody, which waits for nothing: a first launch uploads the graph."""
     for layer_id, bucket in graphs:

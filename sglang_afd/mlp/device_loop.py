@@ -34,6 +34,7 @@ RUN_AHEAD = 4  # units; fewer would leave the GPU idle, more would hold up what 
 SPIN_S = 0.010  # after the last thing that happened; longer than a host gap between two steps
 NAP_S = 0.001  # between two looks at the doorbells, of a peer that may come any time
 IDLE_TURN_S = 0.05  # the same when every peer said that it is idle
+REHEARSE_S = 0.0003  # between two rehearsals of a launch
 LOOK_S = 0.1  # between two looks at what costs more than reading a word
 DRAIN_S = 2.0  # for units in flight to end by themselves when this server stops
 
@@ -59,6 +60,13 @@ class DeviceHub(Protocol):
         """See `Hub`."""
 
 
+class Rehearses(Protocol):
+    """What is needed of `Rehearsal`."""
+
+    def run(self) -> None:
+        """Go the way from a doorbell to a launch, so that the core keeps it in its caches."""
+
+
 class LooksAtDevice(Protocol):
     """Slow looks at the device, a few times a second; may raise `DeviceFailed`."""
 
@@ -78,6 +86,7 @@ class DeviceLoop:
         timeline: Or None.
         predictor: What may count as arrived.
         device: Asked whether all is well.
+        rehearsal: Run while this loop is awake and has nothing to do; or None.
         clock: Seconds, monotonic.
     """
 
@@ -92,17 +101,20 @@ class DeviceLoop:
         *,
         predictor: Predictor,
         device: LooksAtDevice | None = None,
+        rehearsal: Rehearses | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hub = hub
         self._units = units
         self._board = board
-        self._words = board.words
+        self._cells = board.cells
         self._order = order
         self._should_stop = should_stop
         self._timeline = timeline
         self._predictor = predictor
         self._device = device
+        self._rehearsal = rehearsal
+        self._rehearse_at_s = 0.0
         self._clock = clock
         self._reception = Reception(hub, board, order, self, timeline, clock)
         self._in_flight = InFlight(board, timeline)
@@ -117,33 +129,38 @@ class DeviceLoop:
 
     def run(self) -> None:
         """Turn until told to stop, then let what is in flight end."""
-        self._words[Counter.STATE] = State.SERVING
+        self._cells[Counter.STATE] = State.SERVING
         with torch.inference_mode():
             while not self._should_stop():
                 self.turn()
-        self._words[Counter.STATE] = State.STOPPING
+        self._cells[Counter.STATE] = State.STOPPING
         self.drain()
+        self._show()
 
     def turn(self) -> None:
         """Take what has happened, and launch what may run."""
         started_ns = time.monotonic_ns()
-        self._words[Counter.TURNED_AT_NS] = started_ns
-        num_waiting = len(self._waiting)
+        self._cells[Counter.TURNED_AT_NS] = started_ns
+        timeline = self._timeline
+        num_waiting = len(self._waiting) if timeline is not None else 0
         events = self._hub.poll(self._may_sleep_s())
         if events:
             self._active_s = self._clock()
             self._note_idleness(events)
             self._reception.take_all(events)
         if not self._in_flight:
-            self._words[Counter.WAIT_NS] += time.monotonic_ns() - started_ns
-            if self._timeline is not None:
-                self._timeline.waited(started_ns, num_waiting)
-        self._observe()
+            self._cells[Counter.WAIT_NS] += time.monotonic_ns() - started_ns
+            if timeline is not None:
+                timeline.waited(started_ns, num_waiting)
+        else:
+            self._observe()
         while self._units.num_in_flight < RUN_AHEAD and self._launch_next():
             self._active_s = self._clock()
-        self._words[Counter.WAITING] = len(self._waiting)
-        self._words[Counter.REFUSED] = self._hub.num_refused
-        self._order.show(self._board)
+        now_s = self._clock()
+        if now_s >= self._look_at_s:
+            self._look(now_s)
+        if self._rehearsal is not None and not self._in_flight:
+            self._rehearse(self._rehearsal, now_s)
 
     def drain(self) -> None:
         """Let units in flight end, by giving up their members if need be.
@@ -233,7 +250,7 @@ class DeviceLoop:
     def _launch(self, unit: Unit, members: list[Member], begun_ns: int) -> None:
         launch = launch_of(unit, members, self._indices)
         is_replay = self._units.launch(launch)
-        self._words[Counter.GRAPH_RUNS if is_replay else Counter.EAGER_RUNS] += 1
+        self._cells[Counter.GRAPH_RUNS if is_replay else Counter.EAGER_RUNS] += 1
         self._in_flight.add(
             self._units.last_ticket, unit, members, launch.num_rows, begun_ns=begun_ns
         )
@@ -245,27 +262,40 @@ class DeviceLoop:
         self._order.finished(unit, self._asked_s)
         if unit.is_last_piece:
             self._waiting.difference_update(unit.members)
+            self._cells[Counter.WAITING] = len(self._waiting)
         if not unit.is_prefill:
             here = [member for member in unit.members if member.peer in self._indices]
             self._take_arrivals(self._predictor.enqueued(here), self._clock())
+
+    def _rehearse(self, rehearsal: Rehearses, now_s: float) -> None:
+        # NOTE: behind a unit that waits for rows, launches would pile up.
+        if now_s >= self._rehearse_at_s and now_s < self._active_s + SPIN_S:
+            rehearsal.run()
+            self._rehearse_at_s = self._clock() + REHEARSE_S
 
     # What is seen of the device
 
     def _observe(self) -> None:
         if self._in_flight.done(self._units.exchange.num_done):
             self._active_s = self._clock()
-        now_s = self._clock()
-        if now_s >= self._look_at_s:
-            self._look_at_s = now_s + LOOK_S
-            self._look()
 
-    def _look(self) -> None:
+    def _look(self, now_s: float) -> None:
+        """What takes longer than a launch and can wait."""
+        self._look_at_s = now_s + LOOK_S
+        self._show()
         if self._device is not None:
             self._device.look(is_busy=bool(self._in_flight))
 
+    def _show(self) -> None:
+        self._cells[Counter.WAITING] = len(self._waiting)
+        self._cells[Counter.REFUSED] = self._hub.num_refused
+        self._order.show(self._board)
+
     def _may_sleep_s(self) -> float:
+        if self._in_flight or self._unit is not None:
+            return 0.0
         now_s = self._clock()
-        if self._in_flight or self._unit is not None or now_s < self._active_s + SPIN_S:
+        if now_s < self._active_s + SPIN_S:
             return 0.0
         wake_at_s = self._order.wake_at_s(now_s)
         nap_s = NAP_S if self._indices.keys() - self._quiet else IDLE_TURN_S

@@ -11,6 +11,8 @@ from sglang_afd.transport.cuda_ipc.unit_ring import UnitMemberRef
 
 def parts_of(unit: Unit, max_rows: int) -> list[list[Member]]:
     """Cut a unit where the staging buffers end; no exchange has more rows than they hold."""
+    if unit.num_rows <= max_rows:
+        return [list(unit.members)]
     parts: list[list[Member]] = []
     num_rows = 0
     for member in unit.members:
@@ -26,8 +28,8 @@ def launch_of(unit: Unit, members: Sequence[Member], peers: Mapping[Hashable, in
     """How to launch a part of `unit`; `peers` has the place of each in the table."""
     return Launch(
         layer_id=unit.layer_id,
-        members=tuple(_reference(member, peers) for member in members),
-        num_rows=unit.num_rows if unit.is_prefill else sum(each.num_rows for each in members),
+        members=[_reference(member, peers) for member in members],
+        num_rows=unit.num_rows if unit.is_prefill else sum([each.num_rows for each in members]),
         first_row=unit.first_row,
         is_piece=unit.is_prefill,
         is_last_piece=unit.is_last_piece,

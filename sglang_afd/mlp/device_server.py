@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -11,12 +13,13 @@ import torch
 
 from sglang_afd.config import AfdConfig
 from sglang_afd.mlp.board import Board
-from sglang_afd.mlp.device_graphs import Graphs, capture, warm_up
+from sglang_afd.mlp.device_graphs import Graphs, capture, capture_nothing, warm_up
 from sglang_afd.mlp.device_loop import DeviceLoop
 from sglang_afd.mlp.device_units import DeviceUnits
 from sglang_afd.mlp.device_watch import DeviceWatch, device_failed
 from sglang_afd.mlp.experts import Experts
 from sglang_afd.mlp.rank_order import RankOrder
+from sglang_afd.mlp.rehearsal import Rehearsal
 from sglang_afd.mlp.row_buckets import RowBuckets, graph_rows
 from sglang_afd.protocol.handshake import Gate
 from sglang_afd.rounds.prediction import Predictor
@@ -75,6 +78,10 @@ class DeviceServer:
                 max_unit_rows=max_rows,
             )
             self._graphs, units = self._prepare()
+            # Where roles share a GPU by time slices, even a tiny kernel takes one from the others.
+            self._rehearse: Callable[[], object] = (
+                capture_nothing().replay if policy is WaitPolicy.POLL else time.monotonic
+            )
         self.info = {"units": units}
         self.hub = CudaIpcHub(
             gate,
@@ -110,7 +117,9 @@ class DeviceServer:
             timeline,
             predictor=Predictor(self._layer_ids, predicts=self._predicts),
             device=DeviceWatch(self._stream, self._exchange.expert_counts, board),
+            rehearsal=Rehearsal(self._rehearse),
         )
+        _collect_seldom()
         with self._current():
             try:
                 loop.run()
@@ -131,6 +140,17 @@ class DeviceServer:
 
     def _current(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._stream)
+
+
+def _collect_seldom() -> None:
+    """Garbage collection of all that was loaded takes milliseconds, in the middle of a step.
+
+    What is there now is looked at no more. What the loop makes has no cycles and goes at once, so
+    that looking for some can wait until there is much.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
 
 
 def _captured_rows(config: AfdConfig) -> tuple[int, ...]:

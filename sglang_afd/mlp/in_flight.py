@@ -26,7 +26,7 @@ class InFlight:
     """Written to the board and to the timeline with the times at which the host saw them end."""
 
     def __init__(self, board: Board, timeline: MlpTimeline | None) -> None:
-        self._words = board.words
+        self._cells = board.cells
         self._timeline = timeline
         self._launched: deque[_Launched] = deque()
         self._done_ns = 0  # when the last one ended
@@ -39,8 +39,8 @@ class InFlight:
     ) -> None:
         """A unit was launched; `begun_ns` is when the host began with it."""
         now_ns = time.monotonic_ns()
-        self._words[Counter.LAUNCH_NS] += now_ns - begun_ns
-        self._words[Counter.LAUNCHES] += 1
+        self._cells[Counter.LAUNCH_NS] += now_ns - begun_ns
+        self._cells[Counter.LAUNCHES] += 1
         timeline = self._timeline
         arrivals_ns = [] if timeline is None else [timeline.take_arrival(m) for m in members]
         self._launched.append(
@@ -53,7 +53,7 @@ class InFlight:
                 arrivals_ns=arrivals_ns,
             )
         )
-        self._words[Counter.IN_FLIGHT] = len(self._launched)
+        self._cells[Counter.IN_FLIGHT] = len(self._launched)
 
     def done(self, last_ticket: int) -> bool:
         """Units up to `last_ticket` are done; returns whether there were any new ones."""
@@ -62,24 +62,24 @@ class InFlight:
         now_ns = time.monotonic_ns()
         while self._launched and self._launched[0].ticket <= last_ticket:
             self._count(self._launched.popleft(), now_ns)
-        self._words[Counter.IN_FLIGHT] = len(self._launched)
+        self._cells[Counter.IN_FLIGHT] = len(self._launched)
         return True
 
     def _count(self, launched: _Launched, now_ns: int) -> None:
         started_ns = max(launched.launched_ns, self._done_ns)
         self._done_ns = now_ns
-        unit, words = launched.unit, self._words
-        words[Counter.RUN_NS] += now_ns - started_ns
-        words[Counter.RUNS] += 1
-        words[Counter.ROWS] += launched.num_rows
-        words[Counter.EXCHANGES] += len(launched.members) if unit.is_last_piece else 0
+        unit, cells = launched.unit, self._cells
+        cells[Counter.RUN_NS] += now_ns - started_ns
+        cells[Counter.RUNS] += 1
+        cells[Counter.ROWS] += launched.num_rows
+        cells[Counter.EXCHANGES] += len(launched.members) if unit.is_last_piece else 0
         if unit.is_prefill:
-            words[Counter.PREFILL_ROWS] += launched.num_rows
-            words[Counter.PREFILL_PIECES] += 1
+            cells[Counter.PREFILL_ROWS] += launched.num_rows
+            cells[Counter.PREFILL_PIECES] += 1
         else:
-            words[Counter.DECODE_ROWS] += launched.num_rows
-            words[Counter.DECODE_RUNS] += 1
-            words[Counter.DECODE_RUN_PEERS] += len({member.peer for member in launched.members})
+            cells[Counter.DECODE_ROWS] += launched.num_rows
+            cells[Counter.DECODE_RUNS] += 1
+            cells[Counter.DECODE_RUN_PEERS] += len(launched.members)  # one exchange of each
         if self._timeline is not None:
             self._timeline.ran_on_device(
                 unit, launched.members, launched.arrivals_ns, started_ns, now_ns

@@ -66,7 +66,7 @@ class Reception:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hub = hub
-        self._words = board.words
+        self._cells = board.cells
         self._order = order
         self._keeper = keeper
         self._timeline = timeline
@@ -76,6 +76,7 @@ class Reception:
         """Take what one poll brought."""
         for event in events:
             self._take(event)
+        self._cells[Counter.WAITING] = self._keeper.num_waiting
         lost = [event.rank for event in events if isinstance(event, FollowerGone)]
         if lost:
             # What they had run of the orders is not known; attached anew, everything pending comes
@@ -86,6 +87,7 @@ class Reception:
         """Send every attention server away; each attaches again, and sends again what waits."""
         for event in self._hub.expel(reason):
             self._take(event)
+        self._cells[Counter.WAITING] = self._keeper.num_waiting
 
     def _take(self, event: Event) -> None:
         now_s = self._clock()
@@ -108,7 +110,6 @@ class Reception:
                 self._hear(event, now_s)
             case _:
                 assert_never(event)
-        self._words[Counter.WAITING] = self._keeper.num_waiting
 
     def _hear(self, event: Ordered | LeaderLost | LeaderFound, now_s: float) -> None:
         """What rank 0 says to another rank."""
@@ -127,8 +128,8 @@ class Reception:
                 assert_never(message)
 
     def _meet(self, event: PeerAttached, now_s: float) -> None:
-        self._words[Counter.PEERS] += 1
-        self._words[Counter.ATTACHES] += 1
+        self._cells[Counter.PEERS] += 1
+        self._cells[Counter.ATTACHES] += 1
         self._keeper.attached(event)
         self._order.peer_attached(event.peer, event.epoch, now_s)
         if self._timeline is not None:
@@ -137,8 +138,8 @@ class Reception:
 
     def _forget(self, event: PeerGone, now_s: float) -> None:
         self._keeper.gone(event.peer)
-        self._words[Counter.PEERS] -= 1
-        self._words[Counter.LOST_PEERS] += event.reason != "detached"
+        self._cells[Counter.PEERS] -= 1
+        self._cells[Counter.LOST_PEERS] += event.reason != "detached"
         self._order.peer_gone(event.peer, now_s)
         if self._timeline is not None:
             self._timeline.gone(event.peer, event.server_id, event.reason)

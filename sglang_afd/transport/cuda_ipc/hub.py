@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sglang_afd.config import FP8
 from sglang_afd.errors import AfdError, ConfigError, EpochMismatch, ProtocolError
 from sglang_afd.protocol.handshake import Gate
 from sglang_afd.protocol.messages import (
@@ -24,7 +25,6 @@ from sglang_afd.protocol.messages import (
     SlotsOpened,
 )
 from sglang_afd.transport.base import (
-    Arrived,
     Event,
     Exchange,
     Hub,
@@ -33,8 +33,8 @@ from sglang_afd.transport.base import (
     Rows,
 )
 from sglang_afd.transport.cuda_ipc.door import Door, Visit
-from sglang_afd.transport.cuda_ipc.doorbells import Doorbells
 from sglang_afd.transport.cuda_ipc.layout import DOORBELL_BYTES, SlabShape
+from sglang_afd.transport.cuda_ipc.listening import Listener, OpenPeer
 from sglang_afd.transport.cuda_ipc.peer_table import PeerTable
 from sglang_afd.transport.cuda_ipc.streams import own_stream
 from sglang_afd.transport.cuda_ipc.unit_ring import RING_UNITS, UnitMemberRef
@@ -62,14 +62,6 @@ class HubOptions:
     with_rows: bool = True  # `Arrived` shows the rows; a loop that pulls units does without
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Open:
-    index: int  # in the table
-    event: PeerAttached
-    shape: SlabShape
-    doorbells: Doorbells
-
-
 class CudaIpcHub(Hub):
     """One rank's end: `PeerAttached` is told once the peer's slots are mapped.
 
@@ -93,10 +85,10 @@ class CudaIpcHub(Hub):
     ) -> None:
         spec = gate.identity.spec
         self._identity = gate.identity
-        self._layer_ids = frozenset(spec.moe_layer_ids)
+        self._listener = Listener(spec.moe_layer_ids, spec.max_rows, self._rows_of)
         self._options = options
         self._waiting: dict[int, PeerAttached] = {}  # by epoch, until their slots come
-        self._open: dict[bytes, _Open] = {}
+        self._open: dict[bytes, OpenPeer] = {}
         self._retired: list[tuple[int, list[tuple[UnitExchange, int]]]] = []  # mapped still
         self._watched: list[UnitExchange] = []
         self._told: list[Event] = []  # found while sending, told at the next poll
@@ -313,8 +305,11 @@ class CudaIpcHub(Hub):
                 events += self._tell(self._control.dismiss(peer, "it attached anew"))
         index = self.table.open(visit.fds, shape, message.epoch)
         del self._waiting[message.epoch]
-        self._open[attached.peer] = _Open(
-            index=index, event=attached, shape=shape, doorbells=self.table.doorbells(index)
+        self._open[attached.peer] = OpenPeer(
+            index=index,
+            event=attached,
+            num_slots=shape.num_slots,
+            doorbells=self.table.doorbells(index),
         )
         return events, attached
 
@@ -328,7 +323,7 @@ class CudaIpcHub(Hub):
         ]
         for peer, found, headers in rung:
             try:
-                events += self._arrivals(peer, found, headers)
+                events += self._listener.arrivals(found, headers)
             except ProtocolError as error:
                 self._num_refused += 1
                 logger.warning("%s is sent away: %s", found.event.server_id, error)
@@ -336,26 +331,8 @@ class CudaIpcHub(Hub):
             self._rung_at_s = now_s
         return events
 
-    def _arrivals(self, peer: bytes, found: _Open, headers: Sequence[Dispatch]) -> list[Event]:
-        arrivals: list[Event] = []
-        for header in headers:
-            # NOTE: doorbells are the server's, not the session's; a later one rings them, too.
-            if header.epoch == found.event.epoch:
-                self._check(header, found.shape)
-                rows = self._rows_of(found, header)
-                arrivals.append(Arrived(exchange=Exchange(peer=peer, header=header, rows=rows)))
-        return arrivals
-
-    def _check(self, header: Dispatch, shape: SlabShape) -> None:
-        if (
-            header.layer_id not in self._layer_ids
-            or not 1 <= header.num_rows <= shape.max_rows
-            or not 0 <= header.micro_batch_id < shape.num_slots
-        ):
-            raise ProtocolError(f"a doorbell tells of an exchange that cannot be: {header}")
-
-    def _rows_of(self, found: _Open, header: Dispatch) -> Rows:
-        if not self._options.with_rows or found.shape.is_fp8:
+    def _rows_of(self, found: OpenPeer, header: Dispatch) -> Rows:
+        if not self._options.with_rows or self._identity.spec.dispatch_dtype == FP8:
             return self._no_rows
         return self.table.rows_of(found.index, header.micro_batch_id, header.num_rows)
 
@@ -368,7 +345,7 @@ class CudaIpcHub(Hub):
             topk_weights=torch.empty(0, spec.top_k),
         )
 
-    def _retire(self, found: _Open) -> None:
+    def _retire(self, found: OpenPeer) -> None:
         self.table.mark_dead(found.index)
         last = [(units, units.num_submitted) for units in self._watched]
         self._retired.append((found.index, last))

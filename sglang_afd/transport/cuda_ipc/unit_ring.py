@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -14,6 +15,8 @@ HEADER_WORDS = 8  # of struct Unit and of struct Plan in exchange.cu
 MEMBER_WORDS = 4
 ERROR_AT = 32  # among the words that are told
 TOLD_WORDS = 64  # units done, then the error
+_HEADER = struct.Struct(f"<{HEADER_WORDS}I")
+_MEMBER = struct.Struct(f"<{MEMBER_WORDS}I")
 _EVERY_ROW = 0xFFFFFFFF
 _ERRORS = {
     1: "attention server {peer} has rows for layer {got_layer}, expected those for layer {layer}",
@@ -55,10 +58,10 @@ class UnitRing:
     ) -> None:
         self._table = table
         self._layers = layers
-        self._ring_words = words
-        self._told_words = told
+        self._descriptors = words.data.cast("B")
+        self._unit_bytes = words.shape[1] * 4
+        self._told_words = told.data
         self._num_submitted = 0
-        self._num_done = 0
 
     def submit(
         self,
@@ -82,24 +85,32 @@ class UnitRing:
         """
         if self._num_submitted - self.num_done >= RING_UNITS:
             raise AssertionError(f"{RING_UNITS} units are in flight; wait for one before the next")
-        words = self._ring_words[self._num_submitted % RING_UNITS]
+        start = self._num_submitted % RING_UNITS * self._unit_bytes
+        place = start + _HEADER.size
+        if place + len(members) * _MEMBER.size > start + self._unit_bytes:
+            raise AssertionError(f"{len(members)} members; a descriptor has no room for so many")
         self._num_submitted += 1
-        for number, member in enumerate(members):
-            start = HEADER_WORDS + number * MEMBER_WORDS
-            words[start : start + MEMBER_WORDS] = (
+        for member in members:
+            _MEMBER.pack_into(
+                self._descriptors,
+                place,
                 member.peer_index,
                 member.slot,
                 member.num_rows,
                 self._table.seq_of_next(member.peer_index, member.slot, is_served=is_last_piece),
             )
-        words[:7] = (
+            place += _MEMBER.size
+        _HEADER.pack_into(
+            self._descriptors,
+            start,
             self._num_submitted & 0xFFFFFFFF,
             self._layers[layer_id],
             layer_id,
             len(members),
             first_row,
             _EVERY_ROW if num_rows is None else num_rows,
-            int(is_last_piece),
+            is_last_piece,
+            0,
         )
         return self._num_submitted
 
@@ -111,9 +122,8 @@ class UnitRing:
     @property
     def num_done(self) -> int:
         """Units whose replies have left; their tickets are at most this."""
-        behind = (self._num_submitted - int(self._told_words[0])) & 0xFFFFFFFF
-        self._num_done = self._num_submitted - behind
-        return self._num_done
+        behind = (self._num_submitted - self._told_words[0]) & 0xFFFFFFFF
+        return self._num_submitted - behind
 
     @property
     def error(self) -> str | None:
@@ -121,7 +131,7 @@ class UnitRing:
         code, peer, layer, got_layer, rows = self._told_words[ERROR_AT : ERROR_AT + 5]
         if not code:
             return None
-        return _ERRORS[int(code)].format(peer=peer, layer=layer, got_layer=got_layer, rows=rows)
+        return _ERRORS[code].format(peer=peer, layer=layer, got_layer=got_layer, rows=rows)
 
     def clear_error(self) -> None:
         """Forget it; whoever it was about has been sent away."""
