@@ -48,7 +48,7 @@ if [[ ! -f $ready ]]; then
 fi
 rm -f "$ready"
 
-echo "Installing what serves and tests on a CPU: about 1.8 GB"
+echo "Installing what serves and tests on a CPU: about 1.9 GB"
 pip_install -r requirements-cpu.txt -r requirements-dev.txt
 pip_install --no-deps -r requirements-cpu-nodeps.txt
 pip_install --no-deps --no-build-isolation --editable .
