@@ -16,7 +16,6 @@ import pytest
 from sglang_afd.fleet import mps_keeper
 from sglang_afd.fleet.mps import private_mps, running_daemon
 
-FAKE = Path(__file__).parents[2] / "support" / "fake_mps_control.py"
 WAIT_S = 20.0
 
 USER = """
@@ -27,19 +26,6 @@ with private_mps() as mps:
     print(mps.environment["CUDA_MPS_PIPE_DIRECTORY"], flush=True)
     sys.stdin.read()
 """
-
-
-@pytest.fixture
-def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The program is on the path, and no daemon runs."""
-    program = tmp_path / "bin" / "nvidia-cuda-mps-control"
-    program.parent.mkdir()
-    program.write_text(f"#!{sys.executable} -SE\n" + FAKE.read_text().partition("\n")[2])
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    monkeypatch.setenv("FAKE_MPS_DEFAULT", str(tmp_path / "default"))
-    return program
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:

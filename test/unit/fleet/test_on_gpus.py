@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,25 +15,11 @@ from sglang_afd.fleet.console import Console
 from sglang_afd.fleet.gpus import MIB, Gpu, Gpus
 from sglang_afd.fleet.on_gpus import OnGpus, on_gpus
 
-FAKE = Path(__file__).parents[2] / "support" / "fake_mps_control.py"
-
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_30B))
     return tmp_path
-
-
-@pytest.fixture
-def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    program = tmp_path / "bin" / "nvidia-cuda-mps-control"
-    program.parent.mkdir()
-    program.write_text(f"#!{sys.executable} -SE\n" + FAKE.read_text().partition("\n")[2])
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    monkeypatch.setenv("FAKE_MPS_DEFAULT", str(tmp_path / "default"))
-    return program
 
 
 def h200s(number: int) -> Gpus:

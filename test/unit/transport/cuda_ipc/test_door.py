@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from descriptors import num_open
 
 from sglang_afd.errors import PeerLost, Refused
 from sglang_afd.protocol import codec
@@ -47,17 +48,6 @@ def slots() -> Iterator[tuple[int, int]]:
     os.write(pair[1], b"doorbells")
     yield pair
     fds.close_all(pair)
-
-
-def num_open(name: str) -> int:
-    return sum(name in target for target in map(_target, Path("/proc/self/fd").iterdir()))
-
-
-def _target(path: Path) -> str:
-    try:
-        return os.readlink(path)
-    except FileNotFoundError:
-        return ""
 
 
 def wait_for_visit(door: Door) -> Visit:

@@ -4,24 +4,14 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from descriptors import num_open
 
 from sglang_afd.errors import PeerLost, ProtocolError
 from sglang_afd.transport.cuda_ipc import fds
 
 Pair = tuple[socket.socket, socket.socket]
-
-
-def num_open(name: str) -> int:
-    targets = []
-    for path in Path("/proc/self/fd").iterdir():
-        try:
-            targets.append(os.readlink(path))
-        except FileNotFoundError:  # the descriptor of this very listing
-            continue
-    return sum(name in target for target in targets)
 
 
 def memory(name: str, content: bytes) -> int:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-
-pytest.importorskip("cuda.bindings", reason="needs cuda-python, which needs no GPU")
+from descriptors import num_open
 from host_slots import HostSlab, HostTable
 from peers import make_identity, make_spec
 
@@ -34,17 +33,6 @@ from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
 
 SPEC = make_spec(transport="cuda_ipc", hidden_size=128, num_experts=8)
 PATIENCE_S = 30.0
-
-
-def num_open(name: str) -> int:
-    return sum(name in target for target in map(_target, Path("/proc/self/fd").iterdir()))
-
-
-def _target(path: Path) -> str:
-    try:
-        return os.readlink(path)
-    except FileNotFoundError:
-        return ""
 
 
 class Ranks:
