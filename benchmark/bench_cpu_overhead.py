@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import signal
 import socket
 import statistics
@@ -30,6 +29,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import provenance
 
 PROMPTS = [
     f"Tell me about the number {number}, and about what people did with it in the past."
@@ -95,8 +96,8 @@ def _report(deployments: list[Deployment], args: argparse.Namespace) -> dict[str
     report: dict[str, Any] = {
         "benchmark": "bench_cpu_overhead",
         "date": time.strftime("%Y-%m-%d"),
-        "commit": _commit(),
-        "cpu": _cpu_name(),
+        "commit": provenance.commit(),
+        "cpu": provenance.cpu_name(),
         "num_cpus": len(os.sched_getaffinity(0)),
         "model": Path(args.model_path).name if args.model_path else "embedded",
         "tokens": args.tokens,
@@ -255,20 +256,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
-
-
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip()
 
 
 def _serve_stock(argv: Sequence[str]) -> int:

@@ -35,6 +35,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import provenance
+
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # where sglang_afd is not installed
 
@@ -95,7 +97,7 @@ def _run(options: argparse.Namespace, *, has_mps: bool) -> int:
         "has_mps": has_mps,
         "gpu": torch.cuda.get_device_name(0),
         "torch": torch.__version__,
-        "commit": _commit(),
+        "commit": provenance.commit(),
     }
     channel = Channel(ours)
     is_over = threading.Event()
@@ -162,17 +164,6 @@ def _measure(channel: Any, options: argparse.Namespace) -> Iterator[dict[str, An
                         "bytes_back": case.bytes_back,
                     }
                 side.close()
-
-
-def _commit() -> str:
-    said = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return os.environ.get("TEST_COMMIT") or said.stdout.strip()
 
 
 if __name__ == "__main__":

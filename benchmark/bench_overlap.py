@@ -24,10 +24,8 @@ import dataclasses
 import importlib.util
 import json
 import os
-import platform
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -36,6 +34,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+import provenance
 from overlap.counts import Load
 from overlap.fleet import Group, Launcher, Server
 from overlap.measure import Measurement, measure
@@ -240,8 +239,8 @@ def _head(plan: Plan) -> dict[str, Any]:
     return {
         "benchmark": "bench_overlap",
         "date": time.strftime("%Y-%m-%d"),
-        "commit": _commit(),
-        "cpu": _cpu_name(),
+        "commit": provenance.commit(),
+        "cpu": provenance.cpu_name(),
         "num_cpus": len(os.sched_getaffinity(0)),
         "num_layers": NUM_LAYERS,
         "batch": plan.batch,
@@ -273,24 +272,6 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
-
-
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import json
 import os
 import platform
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import numpy as np
+import provenance
 from step import device as devices
 from step import kernels, logits, models, plan
 from step.blocks import BlockResult, Runner
@@ -208,7 +208,7 @@ class Bench:
         return {
             "benchmark": "bench_step",
             "date": time.strftime("%Y-%m-%d"),
-            "commit": self._args.commit or _commit(),
+            "commit": self._args.commit or provenance.commit(),
             "hardware": _hardware(setup.device),
             "versions": _versions(),
             "model": setup.model,
@@ -336,7 +336,7 @@ def _setup(args: argparse.Namespace, directory: Path) -> Setup:
 
 def _hardware(device: str) -> dict[str, Any]:
     facts: dict[str, Any] = {
-        "cpu": _cpu_name(),
+        "cpu": provenance.cpu_name(),
         "num_cpus": len(os.sched_getaffinity(0)),
     }
     if device != "cpu":
@@ -350,24 +350,6 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
-
-
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip()
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
