@@ -51,6 +51,7 @@ class StreamTimer:
     def __init__(self, choice: Fixed | Measured) -> None:
         self._choice = choice
         self._running: deque[_Timed] = deque()
+        self._idle: list[torch.cuda.Event] = []  # to be recorded again
 
     @contextmanager
     def time(self, num_rows: int, number: int, *, is_prefill: bool) -> Iterator[None]:
@@ -59,7 +60,7 @@ class StreamTimer:
             yield
             return
         self._tell()
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began, ended = self._event(), self._event()
         began.record()
         yield
         ended.record()
@@ -69,10 +70,14 @@ class StreamTimer:
             )
         )
 
+    def _event(self) -> torch.cuda.Event:
+        return self._idle.pop() if self._idle else torch.cuda.Event(enable_timing=True)
+
     def _tell(self) -> None:
         while self._running and self._running[0].ended.query():
             timed = self._running.popleft()
             duration_s = timed.began.elapsed_time(timed.ended) / 1000
+            self._idle += (timed.began, timed.ended)
             self._choice.observe(
                 timed.num_rows, timed.number, duration_s, is_prefill=timed.is_prefill
             )

@@ -46,6 +46,9 @@ class _Bucket:
     num_probes: dict[int, int] = field(default_factory=dict)  # left, by number
 
 
+_UNKNOWN = _Bucket()  # of which nothing was measured; never changed
+
+
 class Measured:
     """Deterministic in what `observe` was told; asking changes nothing.
 
@@ -61,7 +64,7 @@ class Measured:
     def choose(self, num_rows: int, *, is_prefill: bool) -> int:
         """How many micro-batches the next step of `num_rows` rows should have."""
         allowed = self._allowed(num_rows, is_prefill)
-        bucket = self._buckets.get(_key(num_rows, is_prefill), _Bucket())
+        bucket = self._buckets.get(_key(num_rows, is_prefill), _UNKNOWN)
         for number in self._worth_a_probe(bucket, allowed):
             if bucket.num_probes.get(number, NUM_PROBES) > 0:
                 return number

@@ -28,7 +28,8 @@ class _Step:
     replied: dict[int, int] = field(default_factory=dict)  # up to this layer replies are enqueued
 
     def raise_replied(self, micro_batch_id: int, layer: int) -> None:
-        self.replied[micro_batch_id] = max(self.replied.get(micro_batch_id, -1), layer)
+        if layer > self.replied.get(micro_batch_id, -1):
+            self.replied[micro_batch_id] = layer
 
 
 class Predictor:
@@ -97,7 +98,7 @@ class Predictor:
         return following
 
     def _goes_on(self, state: _Step, micro_batch_id: int, layer: int) -> bool:
-        return all(
-            state.replied.get(other, -1) >= (layer if other <= micro_batch_id else layer - 1)
-            for other in range(state.num_micro_batches)
-        )
+        for other in range(state.num_micro_batches):
+            if state.replied.get(other, -1) < (layer if other <= micro_batch_id else layer - 1):
+                return False
+        return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from operator import mul
 
 from sglang_afd.protocol.messages import MAX_MICRO_BATCHES, Dispatch, Kind
 
@@ -31,6 +32,8 @@ REQUEST_SEQ, HEADER = 0, 1
 BLOCKS_DONE, NUM_REPLIED, ALL_REPLIED, NUM_RINGS = 32, 64, 96, 112
 NUM_HEADER_WORDS = 10  # sequence, epoch (2), step (2), layer, micro-batch, rows, kind, number
 
+_POWERS = tuple(31**power for power in reversed(range(1 + NUM_HEADER_WORDS)))
+
 
 class LinkWord(IntEnum):
     """What every send and wait on the attention side reads first."""
@@ -49,10 +52,10 @@ class WaitPolicy(StrEnum):
 
 def sum_of_ring(words: Sequence[int]) -> int:
     """What follows the counter and the header on a doorbell's line, if both are of one ring."""
-    total = 0
-    for word in words:
-        total = (total * 31 + word) & 0xFFFFFFFF
-    return total
+    if len(words) != len(_POWERS):
+        raise AssertionError(f"a ring has {len(_POWERS)} words, got {len(words)}")
+    total: int = sum(map(mul, words, _POWERS))
+    return total & 0xFFFFFFFF
 
 
 def header_of(words: Sequence[int]) -> tuple[int, Dispatch]:

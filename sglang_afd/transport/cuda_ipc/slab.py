@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
 
 import torch
@@ -15,7 +16,10 @@ from sglang_afd.transport.cuda_ipc.kernels import POINTER, U32, U64, VECTOR_BYTE
 from sglang_afd.transport.cuda_ipc.layout import LinkWord, SlabShape, WaitPolicy
 from sglang_afd.transport.cuda_ipc.streams import own_stream
 
-_RING = 16  # pinned blocks for step words; two steps are in flight
+_RING = 64  # pinned blocks for step words; two steps are in flight
+_LAP = 16  # blocks from one event to the next: an event costs more than all else of a step
+_BLOCK_BYTES = 32
+_STEP = struct.Struct(f"<{layout.NUM_STEP_WORDS}I")
 _SUM_BLOCKS = 64
 _WORD = torch.int32
 
@@ -48,9 +52,10 @@ class Slab:
         self._control_lock = threading.Lock()
         self._control_stream = own_stream(device, is_urgent=True)  # it ends waits
         self._stream = self._control_stream.cuda_stream
-        self._staged = torch.zeros(_RING, 8, dtype=torch.int32, pin_memory=True)
-        self._staged_rows = self._staged.numpy()
-        self._copied = [torch.cuda.Event() for _ in range(_RING)]  # of each block, its last copy
+        self._staged = torch.zeros(_RING * _BLOCK_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._staged_bytes = self._staged.numpy().data
+        self._staged_at = self._staged.data_ptr()
+        self._copied = [torch.cuda.Event() for _ in range(_RING // _LAP)]  # the last of each lap
         self._num_staged = 0
         dtype = getattr(torch, shape.dtype)
         self._replies = [
@@ -117,18 +122,28 @@ class Slab:
             num_micro_batches: Those with rows.
             num_rows: Of all micro-batches; `layout.EVERY_ROW` where no tensor is padded.
         """
-        place = self._num_staged % _RING
+        lap, in_lap = divmod(self._num_staged % _RING, _LAP)
+        start = (lap * _LAP + in_lap) * _BLOCK_BYTES
         self._num_staged += 1
-        self._copied[place].synchronize()  # whoever runs ahead by a whole ring waits
-        words = (step & 0xFFFFFFFF, step >> 32, layout.KINDS.index(kind))
-        self._staged_rows[place, :5].view("uint32")[:] = (*words, num_micro_batches, num_rows)
-        driver.copy_to_device(
-            torch.cuda.current_stream().cuda_stream,
-            self._memory.address + layout.STEP_WORDS * 4,
-            self._staged.data_ptr() + place * 32,
-            layout.NUM_STEP_WORDS * 4,
+        if in_lap == 0:
+            self._copied[lap].synchronize()  # whoever runs ahead by a whole ring waits
+        _STEP.pack_into(
+            self._staged_bytes,
+            start,
+            step & 0xFFFFFFFF,
+            step >> 32,
+            layout.KINDS.index(kind),
+            num_micro_batches,
+            num_rows,
         )
-        self._copied[place].record()
+        driver.copy_to_device(
+            driver.current_stream(self.device),
+            self._memory.address + layout.STEP_WORDS * 4,
+            self._staged_at + start,
+            _STEP.size,
+        )
+        if in_lap == _LAP - 1:
+            self._copied[lap].record()
 
     def dispatch(
         self,
@@ -168,7 +183,7 @@ class Slab:
 
         driver.launch(
             self._module.function("afd_dispatch"),
-            torch.cuda.current_stream().cuda_stream,
+            driver.current_stream(self.device),
             num_rows,
             kernels.block_of(vectors),
             kernels.arguments(
@@ -197,7 +212,7 @@ class Slab:
         Returns: [num_rows, H], a view of the slot, valid until its next dispatch. Whatever was
             there before while not attached.
         """
-        stream = torch.cuda.current_stream().cuda_stream
+        stream = driver.current_stream(self.device)
         base, words = self._memory.address, self._memory.address + self.shape.slot_offset(slot)
         if self._policy is WaitPolicy.MEMOP:
             driver.wait_value(stream, words + layout.ALL_REPLIED * 4, 1)

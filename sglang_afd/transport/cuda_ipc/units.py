@@ -89,8 +89,8 @@ class UnitExchange(UnitRing):
         Returns: Views of the first `bucket` rows of the staging buffers, with ids as this rank
             counts its experts; -1 where a choice is not ours, and in rows beyond the unit's.
         """
-        stream = torch.cuda.current_stream().cuda_stream
         table = self._peers
+        stream = driver.current_stream(table.device)
         driver.launch(
             self._module.function("afd_plan"),
             stream,
@@ -136,7 +136,7 @@ class UnitExchange(UnitRing):
             raise AssertionError(f"partial sums came as {partial.dtype}, or not contiguous")
         driver.launch(
             self._module.function("afd_push"),
-            torch.cuda.current_stream().cuda_stream,
+            driver.current_stream(self._peers.device),
             bucket,
             self._block,
             kernels.arguments(
