@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from left_overs import processes_of
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmark" / "bench_overlap.py"
@@ -26,25 +25,6 @@ def _command(*flags: str) -> list[str]:
 
 def _left_over(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir()]
-
-
-def _processes_of(directory: Path) -> list[str]:
-    """Command lines of the processes whose environment names `directory`."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(directory).encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return found
-
-
-@pytest.fixture
-def short_directory() -> Iterator[Path]:
-    """For the benchmark's files; a socket's path is at most 107 bytes long."""
-    with tempfile.TemporaryDirectory(prefix="ovl-") as directory:
-        yield Path(directory)
 
 
 @pytest.mark.timeout(600)
@@ -117,13 +97,13 @@ def test_a_killed_benchmark_leaves_nothing_behind(short_directory: Path) -> None
     deadline_s = time.monotonic() + 120
     while len(list(short_directory.glob("*/*.delays"))) < 3 and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    assert len(_processes_of(short_directory)) > 3
+    assert len(processes_of(short_directory)) > 3
 
     process.kill()
     process.wait(60)
 
     deadline_s = time.monotonic() + 60
-    while _processes_of(short_directory) and time.monotonic() < deadline_s:
+    while processes_of(short_directory) and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    assert _processes_of(short_directory) == []
+    assert processes_of(short_directory) == []
     assert _left_over(short_directory) == []

@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from left_overs import processes_of
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmark" / "bench_step.py"
@@ -34,25 +33,6 @@ def _run(directory: Path, *flags: str, **env: str) -> tuple[int, list[dict[str, 
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
-def _processes_of(directory: Path) -> list[str]:
-    """Command lines of the processes whose environment names `directory`."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(directory).encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return found
-
-
-@pytest.fixture
-def short_directory() -> Iterator[Path]:
-    """For the benchmark's files; a socket's path is at most 107 bytes long."""
-    with tempfile.TemporaryDirectory(prefix="step-") as directory:
-        yield Path(directory)
-
-
 @pytest.mark.timeout(300)
 def test_both_sides_decode_in_turn_with_equal_logits(short_directory: Path, tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
@@ -70,7 +50,7 @@ def test_both_sides_decode_in_turn_with_equal_logits(short_directory: Path, tmp_
         assert line["mlp"]["decode_runs_per_step"] == NUM_LAYERS
         assert line["mlp"]["decode_rows_per_step"] == NUM_LAYERS * 32
     assert list(short_directory.iterdir()) == []
-    assert _processes_of(short_directory) == []
+    assert processes_of(short_directory) == []
 
 
 @pytest.mark.timeout(300)
@@ -102,7 +82,7 @@ def test_a_side_that_does_not_start_is_named_and_the_other_is_measured(
     assert not lines[0]["valid"]
     assert "attn-0" in lines[0]["invalid_because"][0]
     assert "--afd-max-rows" in log
-    assert _processes_of(short_directory) == []
+    assert processes_of(short_directory) == []
 
 
 @pytest.mark.timeout(300)
@@ -116,12 +96,12 @@ def test_a_killed_benchmark_leaves_no_process_behind(short_directory: Path) -> N
     deadline_s = time.monotonic() + 120
     while not list(short_directory.glob("*/*-mlp-0.log")) and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    assert len(_processes_of(short_directory)) > 2
+    assert len(processes_of(short_directory)) > 2
 
     process.kill()
     process.wait(60)
 
     deadline_s = time.monotonic() + 60
-    while _processes_of(short_directory) and time.monotonic() < deadline_s:
+    while processes_of(short_directory) and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    assert _processes_of(short_directory) == []
+    assert processes_of(short_directory) == []

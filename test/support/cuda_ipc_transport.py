@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transports import PATIENCE_S, watch
+from transports import HEARTBEAT_S, WatchedLinks, follower_of, link_options
 
 from sglang_afd.protocol.handshake import Gate
 from sglang_afd.protocol.messages import (
@@ -28,9 +27,6 @@ from sglang_afd.transport.cuda_ipc.layout import LinkWord, SlabShape, WaitPolicy
 from sglang_afd.transport.cuda_ipc.link import CudaIpcLink, shape_of
 from sglang_afd.transport.cuda_ipc.slab import Slab
 from sglang_afd.transport.cuda_ipc.streams import own_stream
-from sglang_afd.transport.zmq_follower import ZmqFollower
-from sglang_afd.transport.zmq_handshake import GreetOptions
-from sglang_afd.transport.zmq_link import LinkOptions
 
 DEVICE = 0
 NUM_SLOTS = 4
@@ -65,14 +61,14 @@ class CudaIpc:
         self._policy = policy
         self._directory = directory
         self._numbers = itertools.count(1)
-        self._watched: list[tuple[CudaIpcLink, threading.Thread]] = []
+        self._links = WatchedLinks()
         self._slabs: list[Slab] = []
 
     def hub(self, gate: Gate, address: str = "") -> Hub:
         """See `Transport`."""
         options = HubOptions(
             listen=address or f"ipc://{self._directory}/{next(self._numbers)}",
-            heartbeat_timeout_s=30.0,
+            heartbeat_timeout_s=HEARTBEAT_S,
             max_peers=16,
             device=DEVICE,
         )
@@ -87,40 +83,22 @@ class CudaIpc:
         stall_timeout_s: float,
     ) -> Link:
         """See `Transport`."""
-        options = LinkOptions(
-            server_id=server_id,
-            spec=spec,
-            secret=secret,
-            heartbeat_timeout_s=30.0,
-            stall_timeout_s=stall_timeout_s,
-            handshake_timeout_s=PATIENCE_S,
-        )
+        options = link_options(server_id, spec, secret, stall_timeout_s)
         shape = shape_of(spec, num_slots=NUM_SLOTS, max_ranks=MAX_RANKS)
         slab = POOL.take(shape, self._policy)
         self._slabs.append(slab)
         link = CudaIpcLink([hub.address for hub in hubs], options, slab)
-        thread = threading.Thread(target=watch, args=(link,))
-        thread.start()
-        self._watched.append((link, thread))
+        self._links.add(link)
         return HostLink(link)
 
     def follow(self, hub: Hub, leader: Hub, spec: ModelSpec, secret: bytes, rank: int) -> None:
         """See `Transport`."""
         assert isinstance(hub, HostHub)
-        options = GreetOptions(
-            server_id=f"mlp-{rank}",
-            spec=spec,
-            secret=secret,
-            heartbeat_timeout_s=30.0,
-            handshake_timeout_s=PATIENCE_S,
-        )
-        hub.inner.follow(ZmqFollower(lambda: leader.address, options, rank=rank))
+        hub.inner.follow(follower_of(leader, spec, secret, rank))
 
     def close(self) -> None:
         """See `Transport`; the hubs are closed."""
-        for link, thread in self._watched:
-            link.close()
-            thread.join(PATIENCE_S)
+        self._links.close()
         for slab in self._slabs:
             POOL.give_back(slab, self._policy)
 

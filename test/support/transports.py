@@ -28,6 +28,7 @@ from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
 
 TURN_S = 0.01
 PATIENCE_S = 60.0  # for what must happen; a test that waits so long has failed
+HEARTBEAT_S = 30.0
 
 Run = Callable[[int, int, Rows], Tensor]  # rank, layer_id, rows -> partial sum
 
@@ -85,6 +86,32 @@ class Loopback:
         return None
 
 
+def link_options(
+    server_id: str, spec: ModelSpec, secret: bytes, stall_timeout_s: float
+) -> LinkOptions:
+    """How a link of the suite attaches: patient, since the machine may be busy."""
+    return LinkOptions(
+        server_id=server_id,
+        spec=spec,
+        secret=secret,
+        heartbeat_timeout_s=HEARTBEAT_S,
+        stall_timeout_s=stall_timeout_s,
+        handshake_timeout_s=PATIENCE_S,
+    )
+
+
+def follower_of(leader: Hub, spec: ModelSpec, secret: bytes, rank: int) -> ZmqFollower:
+    """What lets a hub hear `leader`."""
+    options = GreetOptions(
+        server_id=f"mlp-{rank}",
+        spec=spec,
+        secret=secret,
+        heartbeat_timeout_s=HEARTBEAT_S,
+        handshake_timeout_s=PATIENCE_S,
+    )
+    return ZmqFollower(lambda: leader.address, options, rank=rank)
+
+
 class Zmq:
     """ZeroMQ over `ipc` or `tcp`; each link is watched by a thread, as a server does."""
 
@@ -92,12 +119,12 @@ class Zmq:
         self._scheme = scheme
         self._directory = directory
         self._num_hubs = 0
-        self._watched: list[tuple[ZmqLink, threading.Thread]] = []
+        self._links = WatchedLinks()
 
     def hub(self, gate: Gate, address: str = "") -> Hub:
         self._num_hubs += 1
         fresh = {"ipc": f"ipc://{self._directory}/{self._num_hubs}", "tcp": "tcp://127.0.0.1:0"}
-        return ZmqHub(gate, address or fresh[self._scheme], heartbeat_timeout_s=30.0)
+        return ZmqHub(gate, address or fresh[self._scheme], heartbeat_timeout_s=HEARTBEAT_S)
 
     def link(
         self,
@@ -107,39 +134,23 @@ class Zmq:
         secret: bytes,
         stall_timeout_s: float,
     ) -> Link:
-        options = LinkOptions(
-            server_id=server_id,
-            spec=spec,
-            secret=secret,
-            heartbeat_timeout_s=30.0,
-            stall_timeout_s=stall_timeout_s,
-            handshake_timeout_s=PATIENCE_S,
-        )
+        options = link_options(server_id, spec, secret, stall_timeout_s)
         link = ZmqLink([hub.address for hub in hubs], options)
-        thread = threading.Thread(target=watch, args=(link,))
-        thread.start()
-        self._watched.append((link, thread))
+        self._links.add(link)
         return link
 
     def follow(self, hub: Hub, leader: Hub, spec: ModelSpec, secret: bytes, rank: int) -> None:
         assert isinstance(hub, ZmqHub)
-        options = GreetOptions(
-            server_id=f"mlp-{rank}",
-            spec=spec,
-            secret=secret,
-            heartbeat_timeout_s=30.0,
-            handshake_timeout_s=PATIENCE_S,
-        )
-        hub.follow(ZmqFollower(lambda: leader.address, options, rank=rank))
+        hub.follow(follower_of(leader, spec, secret, rank))
 
     def close(self) -> None:
-        for link, thread in self._watched:
-            link.close()
-            thread.join(PATIENCE_S)
+        self._links.close()
 
 
 class Watched(Protocol):
     """A link that a thread of its own looks after."""
+
+    def close(self) -> None: ...
 
     @property
     def is_closed(self) -> bool: ...
@@ -149,13 +160,31 @@ class Watched(Protocol):
     def close_watch(self) -> None: ...
 
 
-def watch(link: Watched) -> None:
-    """What a server's attaching thread does with a link."""
-    while link.watch(TURN_S):
-        pass
-    while not link.is_closed:  # ZeroMQ wants the watched sockets closed first
-        time.sleep(TURN_S)
-    link.close_watch()
+class WatchedLinks:
+    """Each link has a thread that does what a server's attaching thread does."""
+
+    def __init__(self) -> None:
+        self._links: list[tuple[Watched, threading.Thread]] = []
+
+    def add(self, link: Watched) -> None:
+        """Watch it until it is closed."""
+        thread = threading.Thread(target=self._watch, args=(link,))
+        thread.start()
+        self._links.append((link, thread))
+
+    def close(self) -> None:
+        """Close all."""
+        for link, thread in self._links:
+            link.close()
+            thread.join(PATIENCE_S)
+
+    @staticmethod
+    def _watch(link: Watched) -> None:
+        while link.watch(TURN_S):
+            pass
+        while not link.is_closed:  # ZeroMQ wants the watched sockets closed first
+            time.sleep(TURN_S)
+        link.close_watch()
 
 
 class Rank:
