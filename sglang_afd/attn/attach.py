@@ -156,10 +156,11 @@ class Attacher(Generic[_Link]):
             since_s = min(waiting_since_s, self._stalled_since_s)
             why = self._drop_link()
             deadline_s = min(since_s + self._options.stall_timeout_s, limit_s)
-            self._changed.wait_for(lambda: self._fresh, max(0.0, deadline_s - time.monotonic()))
-            if self._fresh is None:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            if not self._changed.wait_for(self._is_fresh_one_alive, left_s):
                 raise StallTimeout(self._board.read().reason or why)
             self._link, self._fresh = self._fresh, None
+            assert self._link is not None
             return self._link
 
     def take_now(self) -> _Link | None:
@@ -190,6 +191,11 @@ class Attacher(Generic[_Link]):
     def _is_attached(self) -> bool:
         link = self._fresh or self._link
         return link is not None and link.lost is None
+
+    def _is_fresh_one_alive(self) -> bool:
+        # NOTE: it may have been lost before anybody took it. Where rows stay on the GPU a step that
+        # began with such a link would find its slots detached, and compute without the experts.
+        return self._fresh is not None and self._fresh.lost is None
 
     def _drop_link(self) -> str:
         """Close the link in force; returns why it is of no use any more."""

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import math
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +15,7 @@ from peers import SECRET, SPEC
 from sglang_afd.attn import attach
 from sglang_afd.attn.attach import Attacher
 from sglang_afd.attn.status import StatusBoard
-from sglang_afd.errors import ConfigError, PeerLost
+from sglang_afd.errors import ConfigError, PeerLost, StallTimeout
 from sglang_afd.transport.server_info import ServerInfo, fetch_info
 from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
 
@@ -186,3 +188,33 @@ def test_any_other_answer_counts_as_no_server(answer: bytes) -> None:
 def test_fields_that_are_not_known_are_ignored() -> None:
     with answering(_ok(b'{"role": "mlp", "ep_rank": 1, "new": {}}')) as url:
         assert fetch_info(url) == ServerInfo(role="mlp", ep_rank=1)
+
+
+class Link:
+    """As far as the attacher looks at one."""
+
+    ranks = ()
+
+    def __init__(self, epoch: int, lost: str | None = None) -> None:
+        self.epoch, self.lost = epoch, lost
+
+
+def test_a_link_that_was_lost_before_anybody_took_it_begins_no_step() -> None:
+    options = LinkOptions(
+        server_id="attn-0",
+        spec=SPEC,
+        secret=b"",
+        heartbeat_timeout_s=1.0,
+        stall_timeout_s=0.01,
+    )
+    attacher: Attacher[Any] = Attacher(MAIN, options, StatusBoard(), connect=lambda *_: None)
+    living = Link(2)
+    attacher._attached(Link(1, lost="a step was given up"))
+
+    with pytest.raises(StallTimeout), attacher.use():
+        attacher.take(waiting_since_s=time.monotonic(), limit_s=math.inf)
+    attacher._attached(living)
+
+    with attacher.use():
+        taken = attacher.take(waiting_since_s=time.monotonic(), limit_s=math.inf)
+    assert taken is living
