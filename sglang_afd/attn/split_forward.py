@@ -20,6 +20,7 @@ from sglang_afd.upstream import inner_model
 from sglang_afd.upstream.forward_batch import (
     ForwardBatch,
     ForwardMode,
+    keeps_hidden_states,
     make_child,
     of_graph,
     rows_of_sequences,
@@ -65,7 +66,9 @@ class SplitForward:
         if self._graphs is None or self._graphs.captured_number is None:
             return self._run_eagerly(forward, arguments, batch, whole)
         if self._graphs.captured_number == 1:
-            return whole()
+            # What is handed to clients must not lie in a slot: the next step's first exchange,
+            # launched before it is copied, would write over it.
+            return merge([whole()]) if keeps_hidden_states(batch) else whole()
         return self._capture(forward, arguments, of_graph(batch), self._graphs.captured_number)
 
     def _run_eagerly(
@@ -161,7 +164,7 @@ def _arguments_of(arguments: dict[str, Any], child: ForwardBatch, part: Part) ->
 
 
 def merge(results: Sequence[Any]) -> Any:
-    """Put together what the inner model returned for each micro-batch, in order.
+    """Put together what the inner model returned for each micro-batch, in order; in new memory.
 
     Args:
         results: Hidden states, [T, H] each, or tuples and lists of such, as with auxiliary hidden

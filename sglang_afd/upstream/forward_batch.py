@@ -10,13 +10,25 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
 from torch import Tensor
 
 from sglang_afd.errors import UpstreamMismatch
 from sglang_afd.rounds.splitting import Part
 
-__all__ = ["ForwardBatch", "ForwardMode", "make_child", "of_graph", "rows_of_sequences"]
+__all__ = [
+    "CaptureHiddenMode",
+    "ForwardBatch",
+    "ForwardMode",
+    "keeps_hidden_states",
+    "make_child",
+    "of_graph",
+    "rows_of_sequences",
+]
 
 # The same for every child.
 _SAME = frozenset(
@@ -112,6 +124,11 @@ def rows_of_sequences(batch: ForwardBatch) -> Sequence[int] | None:
         return None
     is_sound = rows is not None and 0 < sum(rows) == batch.positions.shape[-1]
     return rows if is_sound else None
+
+
+def keeps_hidden_states(batch: ForwardBatch) -> bool:
+    """Are hidden states of this step read after it, as with `--enable-return-hidden-states`?"""
+    return batch.capture_hidden_mode not in (None, CaptureHiddenMode.NULL)
 
 
 def make_child(batch: ForwardBatch, rows: Sequence[int], part: Part) -> ForwardBatch:

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_afd.attn.split_forward import _arguments_of, merge
+from sglang_afd.attn.split_forward import SplitForward, _arguments_of, merge
 from sglang_afd.errors import UpstreamMismatch
 from sglang_afd.rounds.splitting import split
+from sglang_afd.upstream.forward_batch import CaptureHiddenMode
 
 FIRST, SECOND = torch.arange(6.0).reshape(3, 2), torch.arange(4.0).reshape(2, 2)
 WHOLE = torch.cat([FIRST, SECOND])
@@ -75,3 +76,40 @@ def test_an_argument_that_cannot_be_cut_is_refused_by_name() -> None:
 
     with pytest.raises(UpstreamMismatch, match="deepstack=Tensor.*--afd-num-micro-batches 1"):
         _arguments_of(arguments, "child", split([5], 2)[0])
+
+
+class Inner(torch.nn.Module):
+    """Returns memory that it uses again, as a slot is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slot = FIRST.clone()
+
+    def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> Tensor:
+        return self.slot
+
+
+@pytest.mark.parametrize("mode", [CaptureHiddenMode.LAST, CaptureHiddenMode.FULL])
+def test_hidden_states_that_clients_get_do_not_stay_in_a_slot(mode: CaptureHiddenMode) -> None:
+    inner = Inner()
+
+    kept = _capture(inner, mode)
+
+    inner.slot.zero_()
+    assert torch.equal(kept, FIRST)
+
+
+def test_hidden_states_that_nobody_gets_are_not_copied() -> None:
+    inner = Inner()
+
+    assert _capture(inner, CaptureHiddenMode.NULL) is inner.slot
+
+
+def _capture(inner: Inner, mode: CaptureHiddenMode) -> Tensor:
+    """A step in one micro-batch as it is captured."""
+    nobody: Any = None
+    graphs: Any = SimpleNamespace(captured_number=1)
+    hook = SplitForward(nobody, nobody, inner, nobody, graphs)
+    batch = SimpleNamespace(capture_hidden_mode=mode)
+    result: Tensor = hook(Inner.forward, inner, torch.arange(3), torch.arange(3), batch)
+    return result
