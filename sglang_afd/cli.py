@@ -33,7 +33,15 @@ def build_parser() -> argparse.ArgumentParser:
         add_help=False,
         usage="%(prog)s --role attn|mlp --model-path PATH [--afd-... ] [SGLang's flags]",
     )
-    both = parser.add_argument_group("Both roles")
+    _add_flags_of_both(parser.add_argument_group("Both roles"))
+    _add_attn_flags(parser.add_argument_group("Attention role (--role attn)"))
+    mlp = parser.add_argument_group("MLP role (--role mlp; --ep-size M is the number of ranks)")
+    _add_mlp_flags(mlp)
+    _add_device_flags(mlp)
+    return parser
+
+
+def _add_flags_of_both(both: argparse._ArgumentGroup) -> None:
     both.add_argument(
         "--role",
         help="attn: an SGLang server whose routed experts run elsewhere. "
@@ -62,7 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
         "auto|zmq|cuda_ipc",
         "How rows travel. cuda_ipc: GPUs of one host read and write each other's memory, inside "
         "CUDA graphs. zmq: through host memory. auto: cuda_ipc on a CUDA device with an ipc:// "
-        "exchange address, else zmq. Both roles must agree. Default: auto.",
+        "exchange address, else zmq; an attention server expects one where all of --afd-mlp is on "
+        "the loopback. Both roles must agree. Default: auto.",
     )
     _add(
         both,
@@ -104,7 +113,9 @@ def build_parser() -> argparse.ArgumentParser:
         "Write a timeline of this server to FILE; python -m sglang_afd.merge_traces joins those of "
         "several servers into one for Perfetto.",
     )
-    attn = parser.add_argument_group("Attention role (--role attn)")
+
+
+def _add_attn_flags(attn: argparse._ArgumentGroup) -> None:
     _add(
         attn,
         "mlp_url",
@@ -144,7 +155,9 @@ def build_parser() -> argparse.ArgumentParser:
         "With cuda_ipc, the MLP ranks for whose replies this server keeps memory, "
         "--afd-max-rows rows for each of them and each micro-batch.",
     )
-    mlp = parser.add_argument_group("MLP role (--role mlp; --ep-size M is the number of ranks)")
+
+
+def _add_mlp_flags(mlp: argparse._ArgumentGroup) -> None:
     _add(
         mlp,
         "ep_rank",
@@ -179,8 +192,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--afd-leader.",
     )
     _add(mlp, "max_peers", "--afd-max-peers", "N", "Attention servers attached at once.")
-    _add_device_flags(mlp)
-    return parser
 
 
 def _add_device_flags(mlp: argparse._ArgumentGroup) -> None:
@@ -190,7 +201,8 @@ def _add_device_flags(mlp: argparse._ArgumentGroup) -> None:
         "--afd-mlp-cuda-graph-bs",
         "N,N,...",
         "With cuda_ipc, the numbers of rows for which each MoE layer gets a CUDA graph; a unit "
-        "takes the smallest that holds it. Default: 8 and on, in steps that grow.",
+        "takes the smallest that holds it. Default: 8, 16, 32, 48, 64, 96, 128, 160, 192, 256, "
+        "320, 384, 512, 640, 768, 1024.",
     )
     _add(
         mlp,

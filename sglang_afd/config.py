@@ -13,6 +13,7 @@ ROUNDS_VARIABLE = "SGLANG_AFD_ROUNDS"  # for measurements: "off" serves first co
 SGLANG_WATCHDOG_S = 300.0  # SGLang's default --watchdog-timeout, which ends a stuck scheduler
 MAX_PEERS = 1024  # so many fit into the message that tells other ranks of one unit
 FP8 = "fp8"  # of --afd-dispatch-dtype
+AUTO_GRAPH_SLOTS = 2  # micro-batches that "auto" tries at most where steps are CUDA graphs
 MAX_STEP_SHARE = 0.75  # of SGLang's watchdog: what a step may take with all its waits
 MAX_MLP_RANKS = 16  # whose replies fit into the slots of transport/cuda_ipc
 WAIT_POLICIES = ("auto", "poll", "memop")
@@ -82,9 +83,7 @@ class AfdConfig:
     trace_file: str = ""  # path of a timeline to write; "" writes none
     is_spare: bool = False  # mlp: wait until a rank is missing, then take its place
     transport: str = "auto"  # of rows: "auto", "zmq" or "cuda_ipc"
-    dispatch_dtype: str = (
-        "auto"  # of rows on their way to the experts: "auto", the model's, or "fp8"
-    )
+    dispatch_dtype: str = "auto"  # of rows sent to the experts: "auto" is the model's, or "fp8"
     max_rows: int = 2048  # rows of one exchange, 1 .. 65536; larger batches go in pieces
     wait_policy: str = "auto"  # cuda_ipc: how a stream waits for rows: "auto", "poll" or "memop"
     max_mlp_ranks: int = 4  # attn, cuda_ipc: MLP ranks whose replies have room, 1 .. 16
@@ -129,7 +128,7 @@ class AfdConfig:
         _check_range("--afd-max-peers", self.max_peers, 1, MAX_PEERS)
         _check_range("--afd-mlp-cuda-graph-max-bs", self.mlp_cuda_graph_max_bs, 1, 65536)
         _check_range("--afd-deep-gemm-sms", self.deep_gemm_sms, 0, 1024)
-        _check_rows("--afd-mlp-cuda-graph-bs", self.mlp_cuda_graph_bs)
+        _check_graph_rows(self.mlp_cuda_graph_bs, self.mlp_cuda_graph_max_bs)
         _check_range("--afd-stall-timeout", self.stall_timeout_s, 0.1, SGLANG_WATCHDOG_S)
         _check_range("--afd-attach-timeout", self.attach_timeout_s, 1, 86400)
         _check_range("--afd-heartbeat-timeout", self.heartbeat_timeout_s, 0.1, 60)
@@ -269,10 +268,16 @@ def _check_url(flag: str, url: str) -> None:
         raise ConfigError(f"{flag} {url} is not an address like http://host:port")
 
 
-def _check_rows(flag: str, text: str) -> None:
+def _check_graph_rows(text: str, most: int) -> None:
+    flag = "--afd-mlp-cuda-graph-bs"
     for rows in text.split(",") if text else ():
-        if not rows.strip().isdecimal() or not 1 <= int(rows) <= 65536:
-            raise ConfigError(f"{flag} {text} is no list like 8,64,256 of rows from 1 to 65536")
+        if not rows.strip().isdecimal() or int(rows) < 1:
+            raise ConfigError(f"{flag} {text} is no list like 8,64,256 of rows from 1 on")
+        if int(rows) > most:
+            raise ConfigError(
+                f"{flag} {text} has {rows.strip()} rows, --afd-mlp-cuda-graph-max-bs allows "
+                f"{most}; raise that, or leave the larger ones out"
+            )
 
 
 def _check_range(flag: str, value: float, lowest: float, highest: float) -> None:

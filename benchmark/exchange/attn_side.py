@@ -22,9 +22,8 @@ TOP_K = 8
 MAX_RANKS = 4
 MAX_ROWS = 1024
 SLEEP_CYCLES = 2_000_000  # about a millisecond, in which both sides enqueue their graphs
-FP8_BOUND = (
-    1 / 14
-)  # of a value; e4m3 has three bits of mantissa, and a row is read back in bfloat16
+# Of a value: e4m3 has three bits of mantissa, and a row is read back in bfloat16.
+FP8_BOUND = 1 / 14
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from sglang_afd.attn.exchange import StepExchange
 from sglang_afd.attn.host_exchange import HostExchange
 from sglang_afd.attn.stall_guard import StallGuard
 from sglang_afd.attn.status import StatusBoard
-from sglang_afd.config import AfdConfig, Transport
+from sglang_afd.config import AUTO_GRAPH_SLOTS, AfdConfig, Transport
 from sglang_afd.errors import ConfigError
 from sglang_afd.protocol.messages import MAX_MICRO_BATCHES
 from sglang_afd.trace.attn import AttnTimeline
@@ -22,8 +22,6 @@ from sglang_afd.transport.cuda_ipc.policy import choose_wait_policy
 from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
 
 logger = logging.getLogger(__name__)
-
-AUTO_SLOTS = 2  # micro-batches that `auto` tries at most where rows stay on the GPU
 
 
 def open_exchange(
@@ -104,4 +102,4 @@ def _on_device(
 def num_slots(config: AfdConfig) -> int:
     """Micro-batches that a step may have at once."""
     setting = config.num_micro_batches
-    return AUTO_SLOTS if setting == "auto" else min(int(setting), MAX_MICRO_BATCHES)
+    return AUTO_GRAPH_SLOTS if setting == "auto" else min(int(setting), MAX_MICRO_BATCHES)

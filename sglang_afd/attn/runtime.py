@@ -18,7 +18,7 @@ from sglang_afd.attn.exchange import Step, StepExchange, kind_of
 from sglang_afd.attn.open_exchange import open_exchange
 from sglang_afd.attn.status import StatusBoard
 from sglang_afd.attn.step_timer import HostTimer, StepTimer, StreamTimer
-from sglang_afd.config import FP8, MAX_STEP_SHARE, AfdConfig, Transport
+from sglang_afd.config import AUTO_GRAPH_SLOTS, FP8, MAX_STEP_SHARE, AfdConfig, Transport
 from sglang_afd.errors import AfdError, UpstreamMismatch
 from sglang_afd.protocol import auth
 from sglang_afd.protocol.messages import Kind, ModelSpec
@@ -32,7 +32,7 @@ from sglang_afd.upstream.weights import ReadCount
 
 _current: Runtime | None = None
 
-GRAPH_NUMBERS = (1, 2)  # that `auto` may choose where each has CUDA graphs of its own
+GRAPH_NUMBERS = tuple(range(1, AUTO_GRAPH_SLOTS + 1))  # each has CUDA graphs of its own
 
 
 class Runtime:
@@ -93,22 +93,7 @@ class Runtime:
             UpstreamMismatch: A layer's experts are local, so the model would be served unsplit.
             ConfigError: The rows of this model cannot travel as asked.
         """
-        first, layer_ids = _remote_layers(model, architecture)
-        wants_fp8 = self.config.dispatch_dtype == FP8
-        spec = ModelSpec(
-            package_version=__version__,
-            sglang_version=check_version(),
-            fingerprint=model_fingerprint(self._server_args),
-            architecture=architecture,
-            dtype=dtype,
-            hidden_size=first.hidden_size,
-            top_k=first.top_k,
-            num_experts=first.num_experts,
-            moe_layer_ids=layer_ids,
-            max_rows=self.config.max_rows,
-            transport=self.config.transport,
-            dispatch_dtype=FP8 if wants_fp8 else dtype,
-        )
+        spec = self._spec_of(model, architecture, dtype)
         self._show_weights()
         options = LinkOptions(
             server_id=self._server_id,
@@ -124,6 +109,23 @@ class Runtime:
             device_index=device_index,
             step_limit_s=self._step_limit_s,
             timeline=self._timeline,
+        )
+
+    def _spec_of(self, model: nn.Module, architecture: str, dtype: str) -> ModelSpec:
+        first, layer_ids = _remote_layers(model, architecture)
+        return ModelSpec(
+            package_version=__version__,
+            sglang_version=check_version(),
+            fingerprint=model_fingerprint(self._server_args),
+            architecture=architecture,
+            dtype=dtype,
+            hidden_size=first.hidden_size,
+            top_k=first.top_k,
+            num_experts=first.num_experts,
+            moe_layer_ids=layer_ids,
+            max_rows=self.config.max_rows,
+            transport=self.config.transport,
+            dispatch_dtype=FP8 if self.config.dispatch_dtype == FP8 else dtype,
         )
 
     def wait_attached(self) -> None:

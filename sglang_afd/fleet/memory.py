@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sglang_afd.config import AfdConfig
+from sglang_afd.config import AUTO_GRAPH_SLOTS, AfdConfig
 from sglang_afd.errors import ConfigError
 from sglang_afd.fleet import overheads
 from sglang_afd.fleet.flags import Flags
@@ -20,7 +20,6 @@ from sglang_afd.fleet.overheads import GIB
 from sglang_afd.fleet.placement import Placement
 from sglang_afd.transport.cuda_ipc.layout import MAX_RANKS, SlabShape
 
-AUTO_SLOTS = 2  # of an attention server with --afd-num-micro-batches auto
 CACHE = "KV cache"
 WORK = "graphs and activations"
 CONTEXT = "CUDA"
@@ -150,7 +149,7 @@ class MemoryPlanner:
             return 0
         room = self.attn_flags.number("--afd-max-mlp-ranks", self.num_ranks)
         return SlabShape(
-            num_slots=int(wanted) if wanted.isdigit() else AUTO_SLOTS,
+            num_slots=int(wanted) if wanted.isdigit() else AUTO_GRAPH_SLOTS,
             max_ranks=min(max(room, self.num_ranks), MAX_RANKS),
             max_rows=self._max_rows(self.attn_flags),
             hidden_size=self.model.hidden_size,

@@ -44,6 +44,13 @@ def test_a_list_of_rows_that_is_none_is_refused(rows: str) -> None:
         mlp(mlp_cuda_graph_bs=rows)
 
 
+def test_rows_beyond_the_largest_graph_are_refused_and_not_left_out() -> None:
+    with pytest.raises(ConfigError, match="2048 rows, --afd-mlp-cuda-graph-max-bs allows 1024"):
+        mlp(mlp_cuda_graph_bs="8,2048")
+
+    assert mlp(mlp_cuda_graph_bs="8,2048", mlp_cuda_graph_max_bs=2048).mlp_cuda_graph_bs == "8,2048"
+
+
 @pytest.mark.parametrize(
     ("flag", "is_cuda", "address", "expected"),
     [
