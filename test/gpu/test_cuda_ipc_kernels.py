@@ -238,6 +238,34 @@ def test_a_new_rank_serves_what_the_lost_one_left(policy: WaitPolicy) -> None:
     assert torch.equal(total, reference(inputs))
 
 
+def test_rows_that_leave_while_servers_attach_anew_are_heard_of_once() -> None:
+    shape = make_shape()
+    rank = Rank(shape, weigh)
+    slab, (index,) = attached_slab(shape, [rank])
+    stream = torch.cuda.Stream()
+    inputs = make_rows(shape, 8, seed=12)
+    expected = reference(inputs)
+    torch.cuda.synchronize()
+
+    for epoch in range(100, 300):
+        before, index = index, rank.open(slab, epoch)
+        rank.table.mark_dead(before)
+        rank.table.close(before)
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(epoch % 50 * 2000)  # 0 to 50 us, so that the two meet
+            send(slab, 0, 3, inputs)
+            total = slab.combine(0, 8)
+        slab.attach(epoch, 1)
+        heard = []
+        while not heard:
+            heard = [header for header in rank.heard(index) if header.epoch == epoch]
+        rank.serve(3, [member(index, 0, 8)], bucket=8)
+
+        assert _is_done(stream) and rank.exchange.error is None
+        assert torch.equal(total, expected)
+        assert len(heard) == 1 and not rank.table.rung(index)
+
+
 def test_nothing_waits_for_a_peer_that_is_marked_dead() -> None:
     shape = make_shape()
     rank = Rank(shape, weigh)

@@ -63,6 +63,11 @@ __device__ __forceinline__ bool wait_for(const u32* word, u32 wanted, const u32*
   }
 }
 
+// A hundred times as long as the last block of a dispatch takes.
+__device__ __forceinline__ void pause() {
+  for (u32 i = 0; i < 32; i++) __nanosleep(10000);
+}
+
 // True in every thread of the block that finishes last; what all blocks wrote is then visible to it.
 __device__ __forceinline__ bool is_last_block(u32* counter) {
   __shared__ u32 is_last;
@@ -255,16 +260,20 @@ extern "C" __global__ void afd_set_link(u32* control, u8* slots, u64 slot_bytes,
   if (threadIdx.x == 0) {
     control[EPOCH] = epoch_low, control[EPOCH + 1] = epoch_high;
     control[NUM_RANKS] = num_ranks;
-  }
-  __threadfence_system();
-  __syncthreads();
-  if (!load_acquire(words + ALL_REPLIED)) {
-    words[HEADER] = epoch_low, words[HEADER + 1] = epoch_high;
-    store_relaxed(words + NUM_REPLIED, 0);
-    ring(words, doorbells + threadIdx.x * DOORBELL_LINE_WORDS);
+    __threadfence_system();
+    store_release(control + LINK, ATTACHED);
   }
   __syncthreads();
-  if (threadIdx.x == 0) store_release(control + LINK, ATTACHED);
+  // NOTE: a dispatch may run beside this. One that took the epoch before has ended after the pause,
+  // and is asked for here; one that takes the new epoch asks by itself, and must not be disturbed.
+  pause();
+  if (load_acquire(words + ALL_REPLIED)) return;
+  pause();  // its header may be seen later than that it is pending
+  if (load_relaxed(words + HEADER) == epoch_low && load_relaxed(words + HEADER + 1) == epoch_high)
+    return;
+  words[HEADER] = epoch_low, words[HEADER + 1] = epoch_high;
+  store_relaxed(words + NUM_REPLIED, 0);
+  ring(words, doorbells + threadIdx.x * DOORBELL_LINE_WORDS);
 }
 
 // ---- MLP side ----
