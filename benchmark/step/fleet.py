@@ -254,6 +254,7 @@ def _tail(log: Path) -> str:
 
 
 def _environment() -> dict[str, str]:
-    path = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+    root = Path(__file__).parents[2]
+    path = [str(root / "benchmark"), str(root), str(root / "test" / "support")]
     path += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     return os.environ | {"PYTHONPATH": os.pathsep.join(path), "TOKENIZERS_PARALLELISM": "false"}

@@ -2,25 +2,21 @@
 
 SGLang and its kernels ask PyTorch for the device while they are imported, and PyTorch initialises
 CUDA to answer; a forked child could then not use the GPU. So a child is asked first, and while
-`asked_elsewhere` is in force its answers are given.
+`asked_elsewhere` is in force its answers are given. No longer: children that load a model must hear
+how much memory is free at that moment.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import forked
 import torch
 
-_CUDA_ERROR_NOT_INITIALIZED = 3
 _QUESTIONS = ("is_available", "device_count", "get_device_capability", "get_device_name")
-_PLAIN = (bool, int, float, str)
 
 
 @contextmanager
@@ -30,7 +26,7 @@ def asked_elsewhere() -> Iterator[None]:
     Raises:
         RuntimeError: A forked child cannot use the GPU.
     """
-    answers = _ask_in_a_child()
+    answers = forked.ask_in_a_child(_answers)
     answers["get_device_properties"] = SimpleNamespace(**answers["get_device_properties"])
     answers = {name: tuple(a) if isinstance(a, list) else a for name, a in answers.items()}
     originals = {name: getattr(torch.cuda, name) for name in answers}
@@ -48,15 +44,6 @@ def asked_elsewhere() -> Iterator[None]:
         torch._C._get_accelerator = accelerator
 
 
-def is_initialised() -> bool:
-    """Has this process initialised CUDA, in whatever way?"""
-    if torch.cuda.is_initialized():
-        return True
-    count = ctypes.c_int()
-    code = ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count))
-    return bool(code != _CUDA_ERROR_NOT_INITIALIZED)
-
-
 def _answering(
     original: Callable[..., Any], answer: Any, is_importing: list[bool]
 ) -> Callable[..., Any]:
@@ -67,32 +54,9 @@ def _answering(
     return ask
 
 
-def _ask_in_a_child() -> dict[str, Any]:
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.write(writer, json.dumps(_answers()).encode())
-            code = 0
-        except BaseException:  # noqa: BLE001 - the process ends here; its output shall say why
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    os.close(writer)
-    with os.fdopen(reader) as file:
-        text = file.read()
-    if os.waitpid(pid, 0)[1] != 0:
-        raise RuntimeError("a forked process cannot use CUDA; its traceback is above")
-    return dict(json.loads(text))
-
-
 def _answers() -> dict[str, Any]:
-    found = torch.cuda.get_device_properties(0)
-    fields = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
-    properties = {name: value for name, value in fields.items() if isinstance(value, _PLAIN)}
     return {name: getattr(torch.cuda, name)() for name in _QUESTIONS} | {
         "current_device": 0,
         "mem_get_info": torch.cuda.mem_get_info(),
-        "get_device_properties": properties | {"uuid": str(fields.get("uuid", ""))},
+        "get_device_properties": forked.device_properties(),
     }

@@ -21,7 +21,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
+
+import forked
 
 # What the children would import later, at a second or more each.
 _GPU_MODULES = (
@@ -100,7 +102,7 @@ def import_sglang() -> bool:
         _import()
         for module in _GPU_MODULES:
             importlib.import_module(module)
-    return not uninitialised.is_initialised()
+    return not forked.is_cuda_initialised()
 
 
 def _import() -> None:
@@ -115,34 +117,22 @@ def _import() -> None:
     ModelRegistry.get_supported_archs()  # imports every model
 
 
-def become_child(command: dict[str, Any]) -> None:
+def become_child(command: dict[str, Any]) -> NoReturn:
     """Run one child in this process, and end it."""
-    code = 1
-    try:
-        os.setsid()
-        from sglang_afd.process import die_with_parent
+    forked.end_with(lambda: _run_child(command))
 
-        os.environ.pop("SGLANG_AFD_PARENT_PID", None)
-        die_with_parent()
-        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-        log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.environ |= command["env"]
-        from step import children
 
-        code = children.run(command)
-    except SystemExit as exit_request:
-        code = exit_request.code if isinstance(exit_request.code, int) else 1
-    except BaseException:  # noqa: BLE001 - the process ends here; its log shall say why
-        import traceback
+def _run_child(command: dict[str, Any]) -> int:
+    forked.detach(command["log"])
+    from sglang_afd.process import die_with_parent
 
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    os.environ.pop("SGLANG_AFD_PARENT_PID", None)
+    die_with_parent()
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    os.environ |= command["env"]
+    from step import children
+
+    return children.run(command)
 
 
 def _say(answer: dict[str, Any]) -> None:

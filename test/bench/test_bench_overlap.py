@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from left_overs import processes_of
+from left_overs import processes_with
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmark" / "bench_overlap.py"
@@ -97,13 +97,13 @@ def test_a_killed_benchmark_leaves_nothing_behind(short_directory: Path) -> None
     deadline_s = time.monotonic() + 120
     while len(list(short_directory.glob("*/*.delays"))) < 3 and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    assert len(processes_of(short_directory)) > 3
+    assert len(processes_with(str(short_directory))) > 3
 
     process.kill()
     process.wait(60)
 
     deadline_s = time.monotonic() + 60
-    while processes_of(short_directory) and time.monotonic() < deadline_s:
+    while processes_with(str(short_directory)) and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    assert processes_of(short_directory) == []
+    assert processes_with(str(short_directory)) == []
     assert _left_over(short_directory) == []

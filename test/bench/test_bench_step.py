@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from left_overs import processes_of
+from left_overs import processes_with
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmark" / "bench_step.py"
@@ -50,7 +50,7 @@ def test_both_sides_decode_in_turn_with_equal_logits(short_directory: Path, tmp_
         assert line["mlp"]["decode_runs_per_step"] == NUM_LAYERS
         assert line["mlp"]["decode_rows_per_step"] == NUM_LAYERS * 32
     assert list(short_directory.iterdir()) == []
-    assert processes_of(short_directory) == []
+    assert processes_with(str(short_directory)) == []
 
 
 @pytest.mark.timeout(300)
@@ -82,7 +82,7 @@ def test_a_side_that_does_not_start_is_named_and_the_other_is_measured(
     assert not lines[0]["valid"]
     assert "attn-0" in lines[0]["invalid_because"][0]
     assert "--afd-max-rows" in log
-    assert processes_of(short_directory) == []
+    assert processes_with(str(short_directory)) == []
 
 
 @pytest.mark.timeout(300)
@@ -96,12 +96,12 @@ def test_a_killed_benchmark_leaves_no_process_behind(short_directory: Path) -> N
     deadline_s = time.monotonic() + 120
     while not list(short_directory.glob("*/*-mlp-0.log")) and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    assert len(processes_of(short_directory)) > 2
+    assert len(processes_with(str(short_directory))) > 2
 
     process.kill()
     process.wait(60)
 
     deadline_s = time.monotonic() + 60
-    while processes_of(short_directory) and time.monotonic() < deadline_s:
+    while processes_with(str(short_directory)) and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    assert processes_of(short_directory) == []
+    assert processes_with(str(short_directory)) == []

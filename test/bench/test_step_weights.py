@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from torch import Tensor, nn
@@ -67,7 +68,7 @@ def test_a_matrix_has_a_variance_of_one_over_its_inputs(dtype: torch.dtype) -> N
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a child would have answered."""
     told = {"get_device_capability": [9, 0], "get_device_properties": {"name": "a GPU"}}
-    monkeypatch.setattr(uninitialised, "_ask_in_a_child", lambda: dict(told))
+    monkeypatch.setattr(forked, "ask_in_a_child", lambda question: dict(told))
     return told
 
 

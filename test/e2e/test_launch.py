@@ -6,28 +6,14 @@ import os
 import subprocess
 import sys
 import uuid
-from pathlib import Path
 
 import pytest
+from left_overs import processes_with
 
 from sglang_afd.fleet.ports import hold_free_ports
 
 MARK = "SGLANG_AFD_TEST_MARK"  # inherited by every process that a launcher starts
 TIMEOUT_S = 240.0
-
-
-def processes_marked(mark: str) -> list[str]:
-    """Command lines of the processes that carry the mark, zombies left out."""
-    found = []
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (directory / "environ").read_bytes()
-            command = (directory / "cmdline").read_bytes()
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-        if f"{MARK}={mark}".encode() in environment:
-            found.append(command.replace(b"\0", b" ").decode())
-    return found
 
 
 @pytest.mark.timeout(TIMEOUT_S + 60)
@@ -45,4 +31,4 @@ def test_a_prompt_is_answered_and_no_process_is_left() -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     assert "Paris" in done.stdout
     assert "mlp-1: ready after" in done.stderr
-    assert processes_marked(mark) == []
+    assert processes_with(f"{MARK}={mark}") == []

@@ -12,6 +12,7 @@ from pathlib import Path
 import gpu_report
 import pytest
 from gpu_fleet import START_TIMEOUT_S, say
+from left_overs import processes_with
 
 from sglang_afd.demo.ensure import ensure_embedded_model
 from sglang_afd.errors import ConfigError
@@ -24,19 +25,6 @@ TOLERANCE_PERCENT = 10.0
 ATTN_FLAGS = "--attention-backend triton --sampling-backend pytorch --cuda-graph-bs-decode 1 8"
 _MEMORY = re.compile(r"memory of (\S+): .* planned .* \(([-+][\d.]+)%\)")
 pytestmark = pytest.mark.timeout(TIMEOUT_S + START_TIMEOUT_S)
-
-
-def _processes_marked(mark: str) -> list[str]:
-    found = []
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (directory / "environ").read_bytes()
-            command = (directory / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if f"{MARK}={mark}".encode() in environment:
-            found.append(command.replace(b"\0", b" ").decode())
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -70,4 +58,4 @@ def test_the_embedded_model_answers_and_leaves_nothing_behind(model: Path) -> No
     gpu_report.record("memory, off what was planned, %", off)
     assert len(off) == 3, done.stderr[-8000:]
     assert all(abs(percent) <= TOLERANCE_PERCENT for percent in off.values()), off
-    assert _processes_marked(mark) == []
+    assert processes_with(f"{MARK}={mark}") == []

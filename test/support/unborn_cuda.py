@@ -7,7 +7,6 @@ once for all; its answers are given until the process itself initialises CUDA.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
@@ -17,8 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
-_PLAIN = (bool, int, float, str)
+import forked
 
 _initialised_at: list[str] = []
 
@@ -38,7 +36,7 @@ def keep() -> None:
 
     if not torch.cuda.is_available():
         raise RuntimeError("NVML shows no GPU")
-    answers = _ask_in_a_child()
+    answers = forked.ask_in_a_child(_properties)
     properties = SimpleNamespace(**answers["properties"])
     _answer("get_device_properties", lambda device=None: properties)
     _answer("current_device", lambda: 0)
@@ -56,10 +54,8 @@ def check() -> None:
 
     if torch.cuda.is_initialized():
         raise RuntimeError(f"CUDA was initialised before a fork:\n{''.join(_initialised_at)}")
-    count = ctypes.c_int()
-    code = ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count))
-    if code != _NOT_INITIALIZED:
-        raise RuntimeError(f"CUDA's driver was initialised before a fork (it answers {code})")
+    if forked.is_cuda_initialised():
+        raise RuntimeError("CUDA's driver was initialised before a fork, by whatever it was")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -71,35 +67,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _ask_in_a_child() -> dict[str, Any]:
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.write(writer, json.dumps(_properties()).encode())
-            code = 0
-        except BaseException:  # noqa: BLE001 - the process ends here; its log shall say why
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    os.close(writer)
-    with os.fdopen(reader) as file:
-        text = file.read()
-    if os.waitpid(pid, 0)[1] != 0:
-        raise RuntimeError("a forked process cannot use CUDA; its traceback is above")
-    return dict(json.loads(text))
-
-
 def _properties() -> dict[str, Any]:
     import torch
 
-    found = torch.cuda.get_device_properties(0)
-    fields = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
-    plain = {name: value for name, value in fields.items() if isinstance(value, _PLAIN)}
-    plain |= {"uuid": str(fields.get("uuid", ""))}
-    return {"properties": plain, "memory": torch.cuda.mem_get_info()}
+    return {"properties": forked.device_properties(), "memory": torch.cuda.mem_get_info()}
 
 
 def _answer(name: str, answer: Callable[..., Any]) -> None:

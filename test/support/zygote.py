@@ -17,8 +17,9 @@ import multiprocessing
 import os
 import signal
 import sys
-import traceback
-from typing import Any
+from typing import Any, NoReturn
+
+import forked
 
 # NOTE: must precede every import of SGLang.
 from sglang_afd.upstream import cpu_shim
@@ -68,27 +69,13 @@ def _say(answer: dict[str, Any]) -> None:
     print(json.dumps(answer), flush=True)
 
 
-def _become_server(command: dict[str, Any]) -> None:
-    os.setsid()
-    log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+def _become_server(command: dict[str, Any]) -> NoReturn:
+    forked.detach(command["log"])
     faulthandler.register(signal.SIGUSR2)
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = lambda *args, **kwargs: None  # type: ignore[assignment]
     os.environ |= command.get("env", {})
-    code = 1
-    try:
-        code = _run(command["kind"], command["argv"], command.get("plant"))
-    except SystemExit as exit_request:
-        code = exit_request.code if isinstance(exit_request.code, int) else 1
-    except BaseException:  # noqa: BLE001 - the process ends here; its log shall say why
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    forked.end_with(lambda: _run(command["kind"], command["argv"], command.get("plant")))
 
 
 def _shorten_leases() -> None:
