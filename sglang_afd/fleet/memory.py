@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sglang_afd.config import AUTO_GRAPH_SLOTS, AfdConfig
+from sglang_afd.config import AUTO_GRAPH_SLOTS, FP8, AfdConfig
 from sglang_afd.errors import ConfigError
 from sglang_afd.fleet import overheads
 from sglang_afd.fleet.flags import Flags
@@ -155,7 +155,7 @@ class MemoryPlanner:
             hidden_size=self.model.hidden_size,
             top_k=self.model.top_k,
             dtype=self.model.dtype,
-            is_fp8=self.attn_flags.text("--afd-dispatch-dtype") == "fp8",
+            is_fp8=self.attn_flags.text("--afd-dispatch-dtype") == FP8,
         ).num_bytes
 
     def _max_rows(self, flags: Flags) -> int:

@@ -123,6 +123,7 @@ class _Shape:
         self._head_size = head_size
         self.context_length = self._context_length()
         self.fp8_block = self._fp8_block()
+        self.is_tied = bool(config.get("tie_word_embeddings"))  # one table in, and out
 
     def weights(self, itemsize: int) -> tuple[int, int]:
         """Bytes of attention and of experts as SGLang allocates them.
@@ -134,7 +135,7 @@ class _Shape:
             raise ConfigError(f"the layers of {self.architecture} are not known here")
         # NOTE: SGLang gives every layer experts, whatever mlp_only_layers says.
         attention = self.num_layers * self._layer_bytes(itemsize)
-        num_tables = 1 if self._config.get("tie_word_embeddings") else 2
+        num_tables = 1 if self.is_tied else 2
         attention += (num_tables * self.vocab_size + 1) * self.hidden_size * itemsize
         return attention, self.num_layers * self.num_experts * self._mlp(self.moe_size, itemsize)
 
@@ -214,12 +215,11 @@ def _dtype(config: Mapping[str, Any], flag: str) -> str:
 
 def _count_tensors(model_path: Path, shape: _Shape, itemsize: int) -> tuple[int, int]:
     attention = experts = 0
-    is_tied = bool(shape._config.get("tie_word_embeddings"))
     for name, tensor in _tensors(model_path):
         layer = _LAYER.search(name)
         if layer and int(layer[1]) >= shape.num_layers:
             continue  # of a model that is served with fewer layers
-        if is_tied and name == "lm_head.weight":
+        if shape.is_tied and name == "lm_head.weight":
             continue
         size = math.prod(tensor["shape"]) * _loaded_itemsize(name, tensor["dtype"], itemsize)
         if _EXPERT.search(name):

@@ -212,7 +212,10 @@ class Sessions:
                 f"wait for its reply"
             )
         if self._gate.identity.door:
-            raise ProtocolError("rows came over ZeroMQ to a server that reads them from slots")
+            raise ProtocolError(
+                "rows came over ZeroMQ to a server that reads them from slots on the GPU; start "
+                "both roles with the same --afd-transport"
+            )
         spec = self._spec
         if header.layer_id not in self._layers:
             raise ProtocolError(

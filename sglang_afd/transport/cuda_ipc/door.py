@@ -108,7 +108,10 @@ class Door:
     def _read(self, connection: socket.socket) -> Visit:
         user = fds.user_of(connection)
         if user != self._owner:
-            raise ProtocolError(f"user {user} came, only user {self._owner} may")
+            raise ProtocolError(
+                f"user {user} came, only user {self._owner} may; run both roles as one user, "
+                f"or with --afd-transport zmq"
+            )
         parcel = fds.receive(connection, num_fds=NUM_FDS, timeout_s=READ_TIMEOUT_S)
         try:
             message = codec.decode_to_door(parcel.body)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sglang_afd.config import FP8
 from sglang_afd.errors import CapacityError, ConfigError, ExchangeFailed, PeerLost, Refused
 from sglang_afd.protocol.messages import (
     Attached,
@@ -255,5 +256,5 @@ def shape_of(spec: ModelSpec, *, num_slots: int, max_ranks: int) -> SlabShape:
         hidden_size=spec.hidden_size,
         top_k=spec.top_k,
         dtype=spec.dtype,
-        is_fp8=spec.dispatch_dtype == "fp8",
+        is_fp8=spec.dispatch_dtype == FP8,
     )

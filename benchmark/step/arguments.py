@@ -1,0 +1,102 @@
+"""The step benchmark's command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from step import models
+from step.cases import Setup, check_divides, parse_cases
+
+BFLOAT16_BOUND = 0.05  # of logits, see step/logits.py
+
+
+def parse(argv: Sequence[str], description: str) -> argparse.Namespace:
+    """Read the command line; the shape's own settings fill what was not given."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", choices=sorted(models.MODELS), default="qwen3-30b")
+    add("--model-path", default="", help="A checkpoint, instead of a shape with weights by seed.")
+    add("--layers", type=int, default=0, help="Instead of the shape's own.")
+    add("--dtype", default="", help="Instead of the shape's own, e.g. bfloat16.")
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--cases", default="", help="batch x context with commas, e.g. 64x1024,128x2048.")
+    add("--blocks", type=int, default=0, help="Turns of both sides; default: 5.")
+    add("--steps", type=int, default=0, help="Timed steps of a case in a block; default: 20.")
+    add("--quick", action="store_true", help="Two blocks of four steps.")
+    add("--attn", type=int, default=1, help="Attention servers; they share the batch.")
+    add("--mlp", type=int, default=1, help="MLP ranks.")
+    add("--micro-batches", default="1", help="As --afd-num-micro-batches.")
+    add("--rounds", choices=("on", "off"), default="on")
+    add("--wait-policy", choices=("auto", "poll", "memop"), default="auto")
+    add("--attention-backend", default="", help="Default: fa3; torch_native on a CPU.")
+    add("--moe-runner-backend", default="", help="Of both sides; default: the shape's own.")
+    add("--sm-share", default="", metavar="A,M", help="Percent of the SMs for each role; no limit.")
+    add("--no-mps", action="store_true", help="Split roles without an MPS daemon.")
+    add("--context", choices=("cached", "prefilled"), default="cached")
+    add("--profile", action="store_true", help="Kernel times of both sides, after the timed part.")
+    add("--logits-bound", type=float, default=0.0, help="Default: the shape's own.")
+    for side in ("colocated", "attn", "mlp"):
+        add(f"--{side}-flags", default="", help="More of its flags, in one string.")
+    add("--block-timeout", type=float, default=150.0, help="Seconds of a block, loading included.")
+    add("--time-limit", type=float, default=0.0, help="Start no pair of blocks that ends later.")
+    add("--commit", default="", help="Where the working tree has no repository.")
+    add("--out", type=Path, help="Append the lines to this file.")
+    args = parser.parse_args(argv)
+    try:
+        args.cases = parse_cases(args.cases or models.MODELS[args.model].cases)
+        check_divides(args.cases, args.attn)
+    except ValueError as error:
+        parser.error(str(error))
+    _fill_defaults(args)
+    return args
+
+
+def _fill_defaults(args: argparse.Namespace) -> None:
+    model = models.MODELS[args.model]
+    args.blocks = args.blocks or (2 if args.quick else 5)
+    args.steps = args.steps or (4 if args.quick else 20)
+    if args.model == "tiny" and not args.dtype:  # FA3 has no float32
+        args.dtype = "float32" if args.device == "cpu" else "bfloat16"
+    if args.dtype == "bfloat16":
+        args.logits_bound = args.logits_bound or BFLOAT16_BOUND
+    args.attention_backend = args.attention_backend or (
+        "torch_native" if args.device == "cpu" else "fa3"
+    )
+    args.logits_bound = args.logits_bound or model.logits_bound
+    args.moe_runner_backend = args.moe_runner_backend or model.moe_runner_backend
+
+
+def setup_of(args: argparse.Namespace, directory: Path) -> Setup:
+    """What the blocks need to know; the shape's files are written into `directory`."""
+    path = args.model_path or str(
+        models.write_model(
+            directory / "model", args.model, num_layers=args.layers, dtype=args.dtype
+        )
+    )
+    return Setup(
+        model=args.model_path or args.model,
+        model_path=path,
+        is_dummy=not args.model_path,
+        device=args.device,
+        dtype=args.dtype,
+        num_attn=args.attn,
+        num_mlp=args.mlp,
+        micro_batches=args.micro_batches,
+        rounds=args.rounds,
+        wait_policy=args.wait_policy,
+        attention_backend=args.attention_backend,
+        moe_runner_backend=args.moe_runner_backend,
+        sm_share=args.sm_share,
+        with_mps=not args.no_mps,
+        context_kind=args.context,
+        steps=args.steps,
+        warm_steps=1 if args.quick else 4,
+        profile_steps=3 if args.profile else 0,
+        colocated_flags=tuple(args.colocated_flags.split()),
+        attn_flags=tuple(args.attn_flags.split()),
+        mlp_flags=tuple(args.mlp_flags.split()),
+    )
