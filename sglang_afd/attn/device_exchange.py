@@ -1,7 +1,8 @@
 """Rows on the GPU: kernels of the step put them into slots that MLP ranks reach, and wait there.
 
-Nothing here copies to the host or waits for the GPU, so the same calls run eagerly and while a CUDA
-graph is captured; the graph then holds addresses of this server's own slots only.
+Nothing here copies to the host, so the same calls run eagerly and while a CUDA graph is captured;
+the graph then holds addresses of this server's own slots only. The host waits for the GPU only where
+an eager step is many layers ahead of it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from sglang_afd.attn.attach import Attacher
 from sglang_afd.attn.exchange import Step, StepExchange, kind_of
+from sglang_afd.attn.launch_limit import LaunchLimit
 from sglang_afd.attn.micro_batch import MicroBatch
 from sglang_afd.attn.stall_guard import StallGuard
 from sglang_afd.protocol.messages import Kind
@@ -55,6 +57,7 @@ class DeviceExchange(StepExchange):
         max_rows: Of one exchange.
         slab_bytes: What the slots take on the GPU.
         is_capturing: Does the current stream capture a graph?
+        limit: Of eager steps.
     """
 
     runs_ahead = True
@@ -68,6 +71,7 @@ class DeviceExchange(StepExchange):
         max_rows: int,
         slab_bytes: int = 0,
         is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing,
+        limit: LaunchLimit | None = None,
     ) -> None:
         self.max_rows = max_rows
         self.slab_bytes = slab_bytes
@@ -75,6 +79,7 @@ class DeviceExchange(StepExchange):
         self._guard = guard
         self._slab = slab
         self._is_capturing = is_capturing
+        self._limit = limit or LaunchLimit()
         self._step_number = 0
 
     def start(self) -> None:
@@ -119,8 +124,12 @@ class DeviceExchange(StepExchange):
     def receive(self, micro_batch: MicroBatch, num_rows: int, *, is_whole: bool) -> Tensor:
         """See `StepExchange`."""
         total = self._slab.combine(micro_batch.id, num_rows)
-        # In a graph the next dispatch of the slot comes after whatever reads this.
-        return total if is_whole and self._is_capturing() else total.clone()
+        if self._is_capturing():
+            # In a graph the next dispatch of the slot comes after whatever reads this.
+            return total if is_whole else total.clone()
+        total = total.clone()
+        self._limit.launched()
+        return total
 
     def launched(self) -> None:
         """See `StepExchange`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -289,6 +290,37 @@ def test_nothing_waits_for_a_peer_that_is_marked_dead() -> None:
     torch.cuda.synchronize()
     assert torch.equal(total, reference(inputs)) and rank.exchange.num_done == 2
     rank.table.close(at_dead)
+
+
+def test_peers_come_and_go_while_a_unit_waits_for_another() -> None:
+    shape = make_shape()
+    rank = Rank(shape, weigh)
+    slab, (index,) = attached_slab(shape, [rank])
+    going, (at_going,) = attached_slab(shape, [rank])
+    coming = Slab(shape, 0, WaitPolicy.POLL)
+    inputs = make_rows(shape, 8, seed=13)
+    send(slab, 0, 3, inputs)
+    rank.heard(index)
+    rank.serve(3, [member(index, 0, 8)], bucket=8)
+    slab.combine(0, 8)
+    torch.cuda.synchronize()
+    rank.serve(4, [member(index, 0, 8)], bucket=8)  # foreseen; its rows come below
+    assert not _is_done(rank.stream, 0.2)
+
+    def come_and_go() -> None:
+        rank.table.mark_dead(at_going)
+        rank.table.close(at_going)
+        rank.open(coming, 6)
+
+    thread = threading.Thread(target=come_and_go, daemon=True)
+    thread.start()
+    thread.join(5.0)
+    is_held_up, is_waiting = thread.is_alive(), not rank.stream.query()
+    send(slab, 0, 4, inputs)  # ends the wait in any case
+
+    assert _is_done(rank.stream)
+    assert is_waiting and not is_held_up
+    going.close()
 
 
 def test_rows_of_another_layer_than_the_unit_are_told_and_not_answered() -> None:

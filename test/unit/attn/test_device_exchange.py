@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from torch import Tensor
 from sglang_afd.attn import runtime
 from sglang_afd.attn.device_exchange import DeviceExchange
 from sglang_afd.attn.exchange import Step
+from sglang_afd.attn.launch_limit import LaunchLimit
 from sglang_afd.attn.micro_batch import Slice, run_in_turns
 from sglang_afd.attn.remote_moe import RemoteDispatcher
 from sglang_afd.errors import StallTimeout
@@ -92,12 +93,18 @@ class Side:
     def __init__(self) -> None:
         self.slab, self.attacher, self.guard = Slab(), Attacher(), Guard()
         self.is_capturing = False
+        self.num_marks = 0
         parts: list[Any] = [self.attacher, self.guard, self.slab]
         self.exchange = DeviceExchange(
             *parts,
             max_rows=MAX_ROWS,
             is_capturing=lambda: self.is_capturing,
+            limit=LaunchLimit(self._mark),
         )
+
+    def _mark(self) -> Callable[[], bool]:
+        self.num_marks += 1
+        return lambda: True
 
     def run_layer(self, hidden_states: Tensor, layer_id: int = LAYER) -> Tensor:
         num_rows = len(hidden_states)
@@ -131,6 +138,18 @@ def test_rows_come_back_in_order_in_pieces_where_they_do_not_fit(
     assert [call["first_row"] for call in side.slab.dispatched] == [
         sum(pieces[:index]) for index in range(len(pieces))
     ]
+
+
+@pytest.mark.parametrize(("is_capturing", "num_marks"), [(False, 3), (True, 0)])
+def test_eager_exchanges_count_against_the_limit_of_launches_and_captured_ones_do_not(
+    side: Side, is_capturing: bool, num_marks: int
+) -> None:
+    side.is_capturing = is_capturing
+
+    side.run_layer(torch.randn(MAX_ROWS, H))
+    side.run_layer(torch.randn(MAX_ROWS + 1, H))
+
+    assert side.num_marks == num_marks
 
 
 def test_zero_rows_exchange_nothing(side: Side) -> None:
