@@ -1,8 +1,8 @@
 """Rows on the GPU: kernels of the step put them into slots that MLP ranks reach, and wait there.
 
 Nothing here copies to the host, so the same calls run eagerly and while a CUDA graph is captured;
-the graph then holds addresses of this server's own slots only. The host waits for the GPU only where
-an eager step is many layers ahead of it.
+the graph then holds addresses of this server's own slots only. The host waits for the GPU only
+where an eager step is many layers ahead of it.
 """
 
 from __future__ import annotations
