@@ -30,6 +30,7 @@ from sglang_afd.transport.cuda_ipc.streams import own_stream
 from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
 
 HEAR_S = 0.02  # between two looks at what ranks say unasked
+ABORT_AGAIN_S = 0.01  # see `Slab.abort`
 SPIN_S = 0.0005  # of a wait; an exchange takes some 10 microseconds beside the experts
 
 
@@ -150,8 +151,9 @@ class CudaIpcLink(Link):
         try:
             self._wait(done, micro_batch_id, limit_s)
         except PeerLost:
-            self._slab.abort()
-            stream.synchronize()
+            while not done.query():
+                self._slab.abort()
+                time.sleep(ABORT_AGAIN_S)
             raise
         del self._in_flight[micro_batch_id]
         return total
