@@ -151,9 +151,10 @@ class CudaIpcLink(Link):
         try:
             self._wait(done, micro_batch_id, limit_s)
         except PeerLost:
+            self._slab.abort()
             while not done.query():
-                self._slab.abort()
                 time.sleep(ABORT_AGAIN_S)
+                self._slab.abort()
             raise
         del self._in_flight[micro_batch_id]
         return total
