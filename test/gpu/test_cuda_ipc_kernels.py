@@ -57,7 +57,7 @@ def test_rows_go_there_and_their_sums_come_back(
     assert torch.equal(total, reference(inputs))
     assert (header.step, header.layer_id, header.micro_batch_id) == ((7 << 32) + 3, 4, 1)
     assert (header.epoch, header.num_rows) == (5, num_rows)
-    assert rank.table.seq_of_next(index, header.micro_batch_id, is_served=False) == 1
+    assert rank.table.seq_of_next(index, header.micro_batch_id, is_served=False) == 2
     assert rank.exchange.num_done == 1 and rank.exchange.error is None
 
 

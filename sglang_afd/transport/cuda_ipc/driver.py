@@ -21,6 +21,7 @@ from torch import Tensor
 from sglang_afd.errors import AfdError
 
 _GRANULARITY = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+_CARVEOUT = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 _DESCRIPTOR = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
@@ -76,6 +77,9 @@ class Module:
         """One kernel."""
         if name not in self._functions:
             function = check(driver.cuModuleGetFunction(self._module, name.encode()))
+            # A block that waits would keep its SM from changing over to more shared memory, which
+            # attention and expert kernels need.
+            check(driver.cuFuncSetAttribute(function, _CARVEOUT, 100))
             self._functions[name] = function
         return self._functions[name]
 

@@ -53,12 +53,21 @@ __device__ __forceinline__ u32 add_acq_rel(u32* p, u32 v) {
   return old;
 }
 
+// What another process streams through the GPU meanwhile leaves nothing in L2 that is not asked for.
+__device__ __forceinline__ void prefetch(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 // Polls `word` until it is `wanted`; false when `*alive` stopped being `living` first.
-__device__ __forceinline__ bool wait_for(const u32* word, u32 wanted, const u32* alive,
-                                         u32 living) {
+// `used_next` is kept in L2.
+__device__ __forceinline__ bool wait_for(const u32* word, u32 wanted, const u32* alive, u32 living,
+                                         const void* used_next) {
   for (u32 spins = 0;; spins++) {
     if (load_acquire(word) == wanted) return true;
-    if (spins % SPINS_PER_LOOK == SPINS_PER_LOOK - 1 && load_relaxed(alive) != living) return false;
+    if (spins % SPINS_PER_LOOK == SPINS_PER_LOOK - 1) {
+      prefetch(used_next);
+      if (load_relaxed(alive) != living) return false;
+    }
     if (spins > SPINS_BEFORE_SLEEP) __nanosleep(200);
   }
 }
@@ -189,6 +198,7 @@ extern "C" __global__ void afd_dispatch(u32* control, u32* words, u32* doorbell,
   const uint4* from = hidden_states + (u64)row * vectors_per_row;
   uint4 v = make_uint4(0, 0, 0, 0);
   if (lane < vectors_per_row) v = from[lane];
+  if (row == 0 && lane == 0) prefetch(words), prefetch(words + BLOCKS_DONE);
   // NOTE: every block goes on to count itself below, whatever the host does to the link meanwhile.
   const bool is_attached = load_relaxed(control + LINK) == ATTACHED;
   const u32* step = control + STEP_WORDS;
@@ -226,7 +236,7 @@ extern "C" __global__ void afd_dispatch(u32* control, u32* words, u32* doorbell,
 // One warp; ends when every rank has replied, or when the link is no longer attached.
 extern "C" __global__ void afd_wait(const u32* control, const u32* words) {
   if (threadIdx.x == 0 && load_relaxed(control + LINK) == ATTACHED)
-    wait_for(words + ALL_REPLIED, 1, control + LINK, ATTACHED);
+    wait_for(words + ALL_REPLIED, 1, control + LINK, ATTACHED, words);
 }
 
 // Adds the partial sums in rank order into those of rank 0, in float32.
@@ -293,9 +303,10 @@ struct Unit {
   u32 first_row, num_rows, is_last_piece, unused;
   Member members[1];
 };
-struct Planned {    // of a member, as the plan kernel left it
-  u8* slot;         // 0 when it is dead
-  u32 peer, first, stop, unused;  // rows of the unit, first .. stop - 1
+struct Planned {    // of a member, as the plan kernel left it; `words` is 0 when it is dead
+  u8 *states, *scales, *ids, *weights, *reply;
+  u32* words;
+  u32 peer, is_fp8, first, stop;  // rows of the unit, first .. stop - 1
 };
 struct Plan {
   u32 ticket, layer_index, num_members, num_rows;
@@ -331,7 +342,7 @@ extern "C" __global__ void __maxnreg__(32)
       u8* base = peer->slab + member.y * peer->slot_bytes;
       const u32* words = (const u32*)base;
       bool is_here = load_relaxed(&peer->is_alive) == 1 &&
-                     wait_for(words, member.w, &peer->is_alive, 1) &&
+                     wait_for(words, member.w, &peer->is_alive, 1, peer) &&
                      load_relaxed(&peer->is_alive) == 1;
       if (is_here) {
         num_rows = load_relaxed(words + HEADER + 6);
@@ -344,8 +355,11 @@ extern "C" __global__ void __maxnreg__(32)
         }
       }
       if (piece_rows < num_rows) num_rows = piece_rows;
-      plan->members[i].slot = is_here ? base : 0;
-      plan->members[i].peer = member.x;
+      Planned* planned = plan->members + i;
+      planned->states = base + peer->states, planned->scales = base + peer->scales;
+      planned->ids = base + peer->ids, planned->weights = base + peer->weights;
+      planned->reply = base + peer->reply, planned->words = is_here ? (u32*)base : 0;
+      planned->peer = member.x, planned->is_fp8 = peer->is_fp8;
     }
     __syncwarp();
     u32 stop = num_rows;
@@ -378,7 +392,7 @@ __device__ __forceinline__ const Planned* member_of(const Plan* plan, u32 row) {
 }
 
 // One block for each row of the bucket: rows, weights, and ids as this rank counts its experts.
-extern "C" __global__ void afd_pull(const Plan* plan, const Peer* peers, uint4* to_states,
+extern "C" __global__ void afd_pull(const Plan* plan, uint4* to_states,
                                     u32* to_ids, u32* to_weights, u64* expert_counts,
                                     u32 vectors_per_row, u32 top_k, u32 first_expert,
                                     u32 num_experts) {
@@ -391,14 +405,13 @@ extern "C" __global__ void afd_pull(const Plan* plan, const Peer* peers, uint4* 
     return;
   }
   const Planned* member = member_of(plan, row);
-  const Peer* peer = peers + member->peer;
   const u64 source = row - member->first + plan->first_row;
   uint4* to = to_states + (u64)row * vectors_per_row;
-  if (peer->is_fp8) {
+  if (member->is_fp8) {
 #if WITH_FP8
-    const u8* from = member->slot + peer->states + source * vectors_per_row * VALUES_PER_VECTOR;
+    const u8* from = member->states + source * vectors_per_row * VALUES_PER_VECTOR;
     const float* scales =
-        (const float*)(member->slot + peer->scales) + source * (vectors_per_row / LANES_PER_GROUP);
+        (const float*)member->scales + source * (vectors_per_row / LANES_PER_GROUP);
     for (u32 i = lane; i < vectors_per_row; i += blockDim.x) {
       float scale = scales[i / LANES_PER_GROUP], f[VALUES_PER_VECTOR];
       u32 w[2];
@@ -421,11 +434,11 @@ extern "C" __global__ void afd_pull(const Plan* plan, const Peer* peers, uint4* 
     }
 #endif
   } else {
-    const uint4* from = (const uint4*)(member->slot + peer->states) + source * vectors_per_row;
+    const uint4* from = (const uint4*)member->states + source * vectors_per_row;
     for (u32 i = lane; i < vectors_per_row; i += blockDim.x) to[i] = from[i];
   }
-  const u32* ids = (const u32*)(member->slot + peer->ids) + source * top_k;
-  const u32* weights = (const u32*)(member->slot + peer->weights) + source * top_k;
+  const u32* ids = (const u32*)member->ids + source * top_k;
+  const u32* weights = (const u32*)member->weights + source * top_k;
   for (u32 i = lane; i < top_k; i += blockDim.x) {
     const u32 local = ids[i] - first_expert;
     const bool is_ours = local < num_experts;
@@ -439,10 +452,16 @@ extern "C" __global__ void afd_pull(const Plan* plan, const Peer* peers, uint4* 
 extern "C" __global__ void afd_push(Plan* plan, const Peer* peers, const uint4* partial, u32* done,
                                     u32 vectors_per_row) {
   const u32 row = blockIdx.x;
+  if (row == 0)
+    for (u32 i = threadIdx.x; i < plan->num_members; i += blockDim.x) {
+      const Peer* peer = peers + plan->members[i].peer;
+      prefetch(peer), prefetch(&peer->is_alive);
+      prefetch(peer->slab - CONTROL_WORDS * 4);
+    }
   if (row < plan->num_rows) {
     const Planned* member = member_of(plan, row);
     const u64 target = row - member->first + plan->first_row;
-    uint4* to = (uint4*)(member->slot + peers[member->peer].reply) + target * vectors_per_row;
+    uint4* to = (uint4*)member->reply + target * vectors_per_row;
     const uint4* from = partial + (u64)row * vectors_per_row;
     for (u32 i = threadIdx.x; i < vectors_per_row; i += blockDim.x) to[i] = from[i];
   }
@@ -450,9 +469,9 @@ extern "C" __global__ void afd_push(Plan* plan, const Peer* peers, const uint4* 
   for (u32 i = threadIdx.x; plan->is_last_piece && i < plan->num_members; i += blockDim.x) {
     const Planned* member = plan->members + i;
     const Peer* peer = peers + member->peer;
-    if (!member->slot || load_relaxed(&peer->is_alive) != 1) continue;
+    if (!member->words || load_relaxed(&peer->is_alive) != 1) continue;
     const u32* control = (const u32*)peer->slab - CONTROL_WORDS;
-    u32* words = (u32*)member->slot;
+    u32* words = member->words;
     // NOTE: a server that attached anew meanwhile hears from this rank under its new epoch only.
     if (load_relaxed(control + EPOCH) != peer->epoch_low ||
         load_relaxed(control + EPOCH + 1) != peer->epoch_high)

@@ -21,7 +21,7 @@ from sglang_afd.transport.cuda_ipc.unit_ring import (
     UnitRing,
 )
 
-_PLANNED_BYTES = 24
+_PLANNED_BYTES = 64
 
 
 class UnitExchange(UnitRing):
@@ -113,7 +113,6 @@ class UnitExchange(UnitRing):
             self._block,
             kernels.arguments(
                 (self._plan.data_ptr(), POINTER),
-                (table.address, POINTER),
                 (self.hidden_states.data_ptr(), POINTER),
                 (self.topk_ids.data_ptr(), POINTER),
                 (self.topk_weights.data_ptr(), POINTER),
