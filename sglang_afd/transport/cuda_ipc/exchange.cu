@@ -391,12 +391,29 @@ __device__ __forceinline__ const Planned* member_of(const Plan* plan, u32 row) {
   return member;
 }
 
-// One block for each row of the bucket: rows, weights, and ids as this rank counts its experts.
-extern "C" __global__ void afd_pull(const Plan* plan, uint4* to_states,
+// Asks for the first bytes of the weights that are read next; the memory has nothing else to do while
+// rows are gathered and sorted.
+__device__ __forceinline__ void read_ahead(const u8* weights, u64 num_bytes, u32 first, u32 number) {
+#if WITH_BULK_PREFETCH
+  const u64 chunk = 16384, step = (u64)number * chunk;
+  for (u64 at = (u64)first * chunk; at + chunk <= num_bytes; at += step)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(weights + at), "r"((u32)chunk));
+#endif
+}
+
+// One block for each row of the bucket: rows, weights, and ids as this rank counts its experts. What
+// blocks there are beyond them read ahead.
+extern "C" __global__ void afd_pull(const Plan* plan, u32 bucket, const u8* weights_ahead,
+                                    u64 bytes_ahead, uint4* to_states,
                                     u32* to_ids, u32* to_weights, u64* expert_counts,
                                     u32 vectors_per_row, u32 top_k, u32 first_expert,
                                     u32 num_experts) {
   const u32 row = blockIdx.x, lane = threadIdx.x;
+  if (row >= bucket) {
+    read_ahead(weights_ahead, bytes_ahead, (row - bucket) * blockDim.x + lane,
+               (gridDim.x - bucket) * blockDim.x);
+    return;
+  }
   if (row >= plan->num_rows) {
     for (u32 i = lane; i < top_k; i += blockDim.x) {
       to_ids[(u64)row * top_k + i] = 0xffffffffu;

@@ -16,6 +16,7 @@ VECTOR_BYTES = 16
 WARP = 32
 MAX_BLOCK = 256
 _FP8_CAPABILITY = (8, 9)  # the first with instructions for e4m3
+_BULK_CAPABILITY = (9, 0)  # the first that reads kilobytes into L2 with one instruction
 
 POINTER, U32, U64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
 
@@ -29,6 +30,7 @@ def module(device: int, dtype: str) -> driver.Module:
     definitions = {f"DTYPE_{name.upper()}": int(name == dtype) for name in ITEMSIZES}
     definitions |= {
         "WITH_FP8": int(torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY),
+        "WITH_BULK_PREFETCH": int(torch.cuda.get_device_capability(device) >= _BULK_CAPABILITY),
         "CONTROL_WORDS": PAGE_BYTES // 4,
     }
     made = driver.Module(source, "exchange.cu", device, definitions)
