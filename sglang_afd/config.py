@@ -15,7 +15,7 @@ MAX_PEERS = 1024  # so many fit into the message that tells other ranks of one u
 FP8 = "fp8"  # of --afd-dispatch-dtype
 AUTO_GRAPH_SLOTS = 2  # micro-batches that "auto" tries at most where steps are CUDA graphs
 MAX_STEP_SHARE = 0.75  # of SGLang's watchdog: what a step may take with all its waits
-MAX_MLP_RANKS = 16  # whose replies fit into the slots of transport/cuda_ipc
+MAX_MLP_RANKS = 64  # whose replies one slot of transport/cuda_ipc may wait for
 WAIT_POLICIES = ("auto", "poll", "memop")
 
 
@@ -86,7 +86,7 @@ class AfdConfig:
     dispatch_dtype: str = "auto"  # of rows sent to the experts: "auto" is the model's, or "fp8"
     max_rows: int = 2048  # rows of one exchange, 1 .. 65536; larger batches go in pieces
     wait_policy: str = "auto"  # cuda_ipc: how a stream waits for rows: "auto", "poll" or "memop"
-    max_mlp_ranks: int = 4  # attn, cuda_ipc: MLP ranks whose replies have room, 1 .. 16
+    max_mlp_ranks: int = 4  # attn, cuda_ipc: MLP ranks whose replies have room, 1 .. 64
     max_peers: int = 64  # mlp: attention servers attached at once, 1 .. 1024
     mlp_cuda_graph_bs: str = ""  # mlp, cuda_ipc: rows of a unit with a graph, with commas; "" usual
     mlp_cuda_graph_max_bs: int = 1024  # mlp, cuda_ipc: of those the largest, 1 .. 65536

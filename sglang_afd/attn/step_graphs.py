@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from sglang_afd.attn.runtime import Runtime
+from sglang_afd.config import AUTO_GRAPH_SLOTS
 from sglang_afd.errors import ConfigError
 from sglang_afd.protocol.messages import Kind
 from sglang_afd.rounds.splitting import SMALLEST_SHARE
@@ -39,7 +40,7 @@ class StepGraphs:
                 f"--cuda-graph-max-bs-decode"
             )
         setting = self._runtime.config.num_micro_batches
-        number = 2 if setting == "auto" else int(setting)
+        number = AUTO_GRAPH_SLOTS if setting == "auto" else int(setting)
         return (1, number) if number > 1 and bucket % number == 0 else (1,)
 
     def choose(self, num_rows: int, bucket: int) -> int:

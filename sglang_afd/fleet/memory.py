@@ -18,7 +18,7 @@ from sglang_afd.fleet.gpus import Gpu
 from sglang_afd.fleet.model_size import ModelSize
 from sglang_afd.fleet.overheads import GIB
 from sglang_afd.fleet.placement import Placement
-from sglang_afd.transport.cuda_ipc.layout import MAX_RANKS, SlabShape
+from sglang_afd.transport.cuda_ipc.layout import SlabShape
 
 CACHE = "KV cache"
 WORK = "graphs and activations"
@@ -150,7 +150,7 @@ class MemoryPlanner:
         room = self.attn_flags.number("--afd-max-mlp-ranks", self.num_ranks)
         return SlabShape(
             num_slots=int(wanted) if wanted.isdigit() else AUTO_GRAPH_SLOTS,
-            max_ranks=min(max(room, self.num_ranks), MAX_RANKS),
+            max_ranks=max(room, self.num_ranks),
             max_rows=self._max_rows(self.attn_flags),
             hidden_size=self.model.hidden_size,
             top_k=self.model.top_k,

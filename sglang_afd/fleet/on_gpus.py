@@ -16,7 +16,6 @@ from sglang_afd.fleet.memory import MemoryPlan, MemoryPlanner
 from sglang_afd.fleet.model_size import model_size
 from sglang_afd.fleet.mps import NOWHERE, SHARE_VARIABLE, Mps, private_mps
 from sglang_afd.fleet.placement import Placement, place
-from sglang_afd.transport.cuda_ipc.layout import MAX_RANKS
 
 # Key-value cache of an attention server that shares a GPU whose memory is not known.
 FALLBACK_TOKENS = 65536
@@ -133,7 +132,7 @@ def _flags(
     if not planned and is_shared and name.startswith("attn"):
         planned = ("--max-total-tokens", str(FALLBACK_TOKENS))
     if name.startswith("attn"):  # with one rank no kernel has to add
-        planned = (*planned, "--afd-max-mlp-ranks", str(min(num_ranks, MAX_RANKS)))
+        planned = (*planned, "--afd-max-mlp-ranks", str(num_ranks))
     return [*flags, *planned]
 
 

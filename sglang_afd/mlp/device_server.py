@@ -25,7 +25,7 @@ from sglang_afd.protocol.handshake import Gate
 from sglang_afd.rounds.prediction import Predictor
 from sglang_afd.trace.mlp import MlpTimeline
 from sglang_afd.transport.cuda_ipc.driver import CudaError
-from sglang_afd.transport.cuda_ipc.hub import MAX_TABLE, CudaIpcHub, HubOptions, check_agreement
+from sglang_afd.transport.cuda_ipc.hub import CudaIpcHub, HubOptions, check_agreement
 from sglang_afd.transport.cuda_ipc.layout import WaitPolicy
 from sglang_afd.transport.cuda_ipc.peer_table import PeerTable
 from sglang_afd.transport.cuda_ipc.policy import choose_wait_policy
@@ -61,7 +61,7 @@ class DeviceServer:
         self._predicts = has_rounds and policy is WaitPolicy.POLL
         self._layer_ids = spec.moe_layer_ids
         self._stream = own_stream(device)
-        max_peers = min(MAX_TABLE, 2 * config.max_peers)
+        max_peers = 2 * config.max_peers
         table = PeerTable(max_peers=max_peers, rank=gate.identity.rank, device=device)
         captured = () if config.is_mlp_cuda_graph_disabled else _captured_rows(config)
         max_rows = max(spec.max_rows, *captured, 0)

@@ -30,7 +30,7 @@ RANGES = {
     "max_peers": ("--afd-max-peers", 1, 1024),
     "mlp_cuda_graph_max_bs": ("--afd-mlp-cuda-graph-max-bs", 1, 65536),
     "deep_gemm_sms": ("--afd-deep-gemm-sms", 0, 1024),
-    "max_mlp_ranks": ("--afd-max-mlp-ranks", 1, 16),
+    "max_mlp_ranks": ("--afd-max-mlp-ranks", 1, 64),
     "stall_timeout_s": ("--afd-stall-timeout", 0.1, 300),
     "attach_timeout_s": ("--afd-attach-timeout", 1, 86400),
     "heartbeat_timeout_s": ("--afd-heartbeat-timeout", 0.1, 60),

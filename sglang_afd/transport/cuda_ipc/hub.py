@@ -48,7 +48,6 @@ CONTROL_S = 0.001  # between two looks at the sockets, in a turn in which no doo
 MOST_CONTROL_S = 0.002  # the same, whatever rang
 SPIN_S = 0.010  # awake so long after the last doorbell
 UNMAP_S = 5.0  # at the end, for units in flight; what is still mapped goes with the process
-MAX_TABLE = 1024  # rows of the table; a unit's members are threads of one block
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +99,7 @@ class CudaIpcHub(Hub):
         check_agreement(spec)
         # Those that went stay in the table until nothing in flight names them.
         self.table = table or PeerTable(
-            max_peers=min(MAX_TABLE, 2 * options.max_peers),
+            max_peers=2 * options.max_peers,
             rank=gate.identity.rank,
             device=options.device,
         )
@@ -115,7 +114,10 @@ class CudaIpcHub(Hub):
             raise
         self.address = self._control.address
         if options.with_rows:
-            self._prepare_replies()
+            # NOTE: before anybody waits, since allocating may itself wait for kernels that do.
+            self._units = self._make_units()
+            # Of its own, since it may have to wait until a peer is found to be gone.
+            self._stream = own_stream(options.device, is_urgent=True)
 
     @property
     def num_refused(self) -> int:
@@ -213,12 +215,7 @@ class CudaIpcHub(Hub):
         while self._retired and time.monotonic() < deadline_s:
             self._unmap()
 
-    def _prepare_replies(self) -> None:
-        # NOTE: before anybody waits, since allocating may itself wait for kernels that do.
-        assert self._units.num_submitted == 0 and self._stream is not None
-
-    @functools.cached_property
-    def _units(self) -> UnitExchange:
+    def _make_units(self) -> UnitExchange:
         spec, identity = self._identity.spec, self._identity
         units = UnitExchange(
             self.table,
@@ -232,11 +229,6 @@ class CudaIpcHub(Hub):
         )
         self.watch_units(units)
         return units
-
-    @functools.cached_property
-    def _stream(self) -> torch.cuda.Stream:
-        # NOTE: of its own, since it may have to wait until a peer is found to be gone.
-        return own_stream(self._options.device, is_urgent=True)
 
     def _look(self, timeout_s: float) -> list[Event]:
         """What happened outside of the slots."""
@@ -375,7 +367,7 @@ def check_agreement(spec: ModelSpec) -> None:
             hidden_size=spec.hidden_size,
             top_k=spec.top_k,
             dtype=spec.dtype,
-            is_fp8=spec.dispatch_dtype == "fp8",
+            is_fp8=spec.dispatch_dtype == FP8,
         )
     except ValueError as error:
         raise ConfigError(f"{error}; use --afd-transport zmq") from None
@@ -403,7 +395,7 @@ def check_shape(message: OpenSlots, spec: ModelSpec) -> SlabShape:
         spec.hidden_size,
         spec.top_k,
         spec.dtype,
-        spec.dispatch_dtype == "fp8",
+        spec.dispatch_dtype == FP8,
     )
     if got != wanted:
         raise ConfigError(

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from operator import mul
 
+from sglang_afd.config import MAX_MLP_RANKS
 from sglang_afd.protocol.messages import MAX_MICRO_BATCHES, Dispatch, Kind
 
 PAGE_BYTES = 4096
 DOORBELL_BYTES = PAGE_BYTES
 DOORBELL_LINE_BYTES = 128
 ALIGNMENT_BYTES = 256
-MAX_RANKS = 64  # whose replies one slot may wait for
 FP8_GROUP = 128  # values that share one scale, as DeepGEMM reads them
 EVERY_ROW = 1 << 30  # staged as a step's rows where the tensors themselves have the right size
 
@@ -84,7 +84,7 @@ class SlabShape:
     """
 
     num_slots: int  # micro-batches of a step at most, 1 .. 4
-    max_ranks: int  # MLP ranks that may reply, 1 .. MAX_RANKS
+    max_ranks: int  # MLP ranks that may reply, 1 .. MAX_MLP_RANKS
     max_rows: int  # rows of one exchange
     hidden_size: int  # H, a multiple of 128
     top_k: int  # K
@@ -94,8 +94,8 @@ class SlabShape:
     def __post_init__(self) -> None:
         if not 1 <= self.num_slots <= MAX_MICRO_BATCHES:
             raise ValueError(f"{self.num_slots} slots; 1 to {MAX_MICRO_BATCHES} fit into a slab")
-        if not 1 <= self.max_ranks <= MAX_RANKS:
-            raise ValueError(f"{self.max_ranks} MLP ranks; 1 to {MAX_RANKS} fit into a slab")
+        if not 1 <= self.max_ranks <= MAX_MLP_RANKS:
+            raise ValueError(f"{self.max_ranks} MLP ranks; 1 to {MAX_MLP_RANKS} fit into a slab")
         if self.dtype not in ITEMSIZES:
             raise ValueError(f"dtype {self.dtype} is none of {', '.join(ITEMSIZES)}")
         group = FP8_GROUP if self.is_fp8 else 16 // ITEMSIZES[self.dtype]
