@@ -31,6 +31,7 @@ typedef unsigned short u16;
 #define ERROR_HEADER 1u
 #define ERROR_ROWS 2u
 
+#ifndef AFD_ON_CPU  // unit tests run this file on a CPU, and have their own of these
 __device__ __forceinline__ u32 load_acquire(const u32* p) {
   u32 v;
   asm volatile("ld.acquire.sys.global.u32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
@@ -52,11 +53,48 @@ __device__ __forceinline__ u32 add_acq_rel(u32* p, u32 v) {
   asm volatile("atom.add.acq_rel.sys.global.u32 %0,[%1],%2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
   return old;
 }
+__device__ __forceinline__ uint4 read_host(const void* p) {
+  uint4 v;
+  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3},[%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
 
 // What another process streams through the GPU meanwhile leaves nothing in L2 that is not asked for.
 __device__ __forceinline__ void prefetch(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
+__device__ __forceinline__ void prefetch_bulk(const void* p, u32 num_bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(p), "r"(num_bytes));
+}
+
+__device__ __forceinline__ u16 to_bf16(float f) {
+  u16 v;
+  asm("cvt.rn.bf16.f32 %0,%1;" : "=h"(v) : "f"(f));
+  return v;
+}
+__device__ __forceinline__ u16 to_f16(float f) {
+  u16 v;
+  asm("cvt.rn.f16.f32 %0,%1;" : "=h"(v) : "f"(f));
+  return v;
+}
+__device__ __forceinline__ float from_f16(u16 v) {
+  float f;
+  asm("cvt.f32.f16 %0,%1;" : "=f"(f) : "h"(v));
+  return f;
+}
+__device__ __forceinline__ u16 to_e4m3x2(float high, float low) {
+  u16 v;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0,%1,%2;" : "=h"(v) : "f"(high), "f"(low));
+  return v;
+}
+__device__ __forceinline__ u32 f16x2_from_e4m3x2(u16 pair) {
+  u32 v;
+  asm("cvt.rn.f16x2.e4m3x2 %0,%1;" : "=r"(v) : "h"(pair));
+  return v;
+}
+#endif
 
 // Polls `word` until it is `wanted`; false when `*alive` stopped being `living` first.
 // `used_next` is kept in L2.
@@ -108,8 +146,8 @@ __device__ __forceinline__ void unpack(uint4 v, float* f) {
     f[2 * i] = __uint_as_float(w[i] << 16);
     f[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
 #else
-    asm("cvt.f32.f16 %0,%1;" : "=f"(f[2 * i]) : "h"((u16)w[i]));
-    asm("cvt.f32.f16 %0,%1;" : "=f"(f[2 * i + 1]) : "h"((u16)(w[i] >> 16)));
+    f[2 * i] = from_f16((u16)w[i]);
+    f[2 * i + 1] = from_f16((u16)(w[i] >> 16));
 #endif
   }
 #endif
@@ -122,13 +160,10 @@ __device__ __forceinline__ uint4 pack(const float* f) {
   u32 w[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    u16 low, high;
 #if DTYPE_BFLOAT16
-    asm("cvt.rn.bf16.f32 %0,%1;" : "=h"(low) : "f"(f[2 * i]));
-    asm("cvt.rn.bf16.f32 %0,%1;" : "=h"(high) : "f"(f[2 * i + 1]));
+    const u16 low = to_bf16(f[2 * i]), high = to_bf16(f[2 * i + 1]);
 #else
-    asm("cvt.rn.f16.f32 %0,%1;" : "=h"(low) : "f"(f[2 * i]));
-    asm("cvt.rn.f16.f32 %0,%1;" : "=h"(high) : "f"(f[2 * i + 1]));
+    const u16 low = to_f16(f[2 * i]), high = to_f16(f[2 * i + 1]);
 #endif
     w[i] = (u32)low | (u32)high << 16;
   }
@@ -159,10 +194,7 @@ __device__ __forceinline__ void store_fp8(uint4 v, u8* row, float* scales, u32 v
   u32 w[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < VALUES_PER_VECTOR / 2; i++) {
-    u16 pair;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0,%1,%2;"
-        : "=h"(pair)
-        : "f"(f[2 * i + 1] / scale), "f"(f[2 * i] / scale));
+    const u16 pair = to_e4m3x2(f[2 * i + 1] / scale, f[2 * i] / scale);
     w[i / 2] |= (u32)pair << 16 * (i % 2);
   }
 #if DTYPE_FLOAT32
@@ -314,14 +346,6 @@ struct Plan {
   Planned members[1];
 };
 
-__device__ __forceinline__ uint4 read_host(const void* p) {
-  uint4 v;
-  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3},[%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
-}
-
 // One warp. Takes the next unit, waits for the rows of each member, and lays them out in order.
 // NOTE: it waits beside kernels that fill an SM but for 1024 registers: FlashAttention 3 and cuBLAS
 // use 384 threads of 168. With more it would keep them from one SM for as long as it waits.
@@ -397,7 +421,7 @@ __device__ __forceinline__ void read_ahead(const u8* weights, u64 num_bytes, u32
 #if WITH_BULK_PREFETCH
   const u64 chunk = 16384, step = (u64)number * chunk;
   for (u64 at = (u64)first * chunk; at + chunk <= num_bytes; at += step)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(weights + at), "r"((u32)chunk));
+    prefetch_bulk(weights + at, (u32)chunk);
 #endif
 }
 
@@ -440,11 +464,9 @@ extern "C" __global__ void afd_pull(const Plan* plan, u32 bucket, const u8* weig
 #endif
 #pragma unroll
       for (int j = 0; j < VALUES_PER_VECTOR / 2; j++) {
-        u32 halves;
-        u16 pair = (u16)(w[j / 2] >> 16 * (j % 2));
-        asm("cvt.rn.f16x2.e4m3x2 %0,%1;" : "=r"(halves) : "h"(pair));
-        asm("cvt.f32.f16 %0,%1;" : "=f"(f[2 * j]) : "h"((u16)halves));
-        asm("cvt.f32.f16 %0,%1;" : "=f"(f[2 * j + 1]) : "h"((u16)(halves >> 16)));
+        const u32 halves = f16x2_from_e4m3x2((u16)(w[j / 2] >> 16 * (j % 2)));
+        f[2 * j] = from_f16((u16)halves);
+        f[2 * j + 1] = from_f16((u16)(halves >> 16));
         f[2 * j] *= scale, f[2 * j + 1] *= scale;
       }
       to[i] = pack(f);
