@@ -9,7 +9,9 @@ from typing import Any
 
 from step.cases import Case
 
-LEAST_TOUCHED = 0.95  # share of the experts of each layer; below it routing may have collapsed
+# Share of the experts, on average over the layers; below it routing may have collapsed. Even routing of
+# 64 rows, 8 choices each among 128 experts, touches 98 % on average, and 94.5 % in some layer.
+LEAST_TOUCHED = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ def touched_share(blocks: Sequence[BlockRun], num_experts: int) -> Touched | Non
         of_layers = [len(set().union(*layer)) / num_experts for layer in layers]
         if of_layers:
             shares.append(Touched(least=min(of_layers), mean=statistics.mean(of_layers)))
-    return min(shares, key=lambda share: share.least) if shares else None
+    return min(shares, key=lambda share: share.mean) if shares else None
 
 
 def spread(blocks: Sequence[BlockRun]) -> dict[str, Any]:
@@ -121,9 +123,9 @@ def _reasons(touched: dict[str, Touched | None], logits: dict[str, Any] | None) 
     for side, share in touched.items():
         if share is None:
             reasons.append(f"{side}: the experts touched were not counted")
-        elif share.least < LEAST_TOUCHED:
+        elif share.mean < LEAST_TOUCHED:
             reasons.append(
-                f"{side}: a layer used {share.least:.1%} of its experts in a step, "
+                f"{side}: layers used {share.mean:.1%} of their experts in a step on average, "
                 f"{LEAST_TOUCHED:.0%} or more are needed"
             )
     if logits is None:
