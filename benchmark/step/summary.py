@@ -9,8 +9,8 @@ from typing import Any
 
 from step.cases import Case
 
-# Share of the experts, on average over the layers; below it routing may have collapsed. Even routing of
-# 64 rows, 8 choices each among 128 experts, touches 98 % on average, and 94.5 % in some layer.
+# Share of the experts, on average over the layers; below it routing may have collapsed. Even
+# routing of 64 rows, 8 choices each among 128 experts, touches 98 %, and 94.5 % in some layer.
 LEAST_TOUCHED = 0.95
 
 

@@ -2,31 +2,62 @@
 
 SGLang is imported once and forked into every server. Without a GPU the tests are skipped; with
 TEST_DEVICE=cpu those that can run on a CPU do, to find what is wrong with the tests themselves.
+
+Tests that need no server come first; meanwhile SGLang is imported, and the first servers start.
+What kills servers comes last. On 16 cores and a machine whose kernels are compiled, in seconds:
+
+    0 - 10     pytest begins; SGLang's import and compute-sanitizer begin beside it
+    10 - 45    kernels 5, full queue 15, stress 15
+    45 - 75    compute-sanitizer ends; the first twenty servers are ready
+    75 - 150   covering set: 3 for each combination whose servers are there
+    150 - 190  faults, padding, FP8, hidden states
+    190 - 270  restarts: each new MLP server takes 12
+    270 - 340  launch: it imports SGLang anew
+    340 - 380  what is killed
+    + 60       the contract tests, in a process of their own
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import gpu_fleet
+import gpu_models
 import gpu_report
 import pytest
-from gpu_fleet import IS_CPU, PRECISIONS, Combination, Fleet, say
-from gpu_oracles import Key, Oracles
+from gpu_ahead import Ahead, Key, Setup, Stage
+from gpu_fleet import IS_CPU, say
+from gpu_oracles import Oracles
+from gpu_sanitizer import Sanitizers
 from servers import Zygote
 
 from sglang_afd.fleet.mps import private_mps
 
-# What ends the servers of others comes last.
+_ROOT = Path(__file__).parents[2]
 _ORDER = (
+    *("test_cuda_ipc_kernels", "test_full_queue", "test_cuda_ipc_stress", "test_cuda_ipc_sanitizer"),
     *("test_zygote", "test_covering_set", "test_faults", "test_padding", "test_fp8"),
-    "test_restart",
+    *("test_hidden_states", "test_restart", "test_rank_restart", "test_launch"),
+    "test_fatal_fault",  # ends the servers of others
 )
-_LAST = ("test_launch", "test_launch_memory", "test_fatal_fault")
+_ENVIRONMENT = {
+    "TRITON_F32_DEFAULT": "ieee",  # by default Triton multiplies float32 in TF32
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # or every server forks sixteen compilers
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # Deterministic inference cuts prompts at multiples of this; 4096 would never fit a chunk.
+    "SGLANG_TRITON_PREFILL_TRUNCATION_ALIGN_SIZE": "128",
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the mark known by which servers are started ahead."""
+    config.addinivalue_line("markers", "wants(setup): servers of a GPU test; see gpu_ahead.py")
 
 
 def _num_gpus() -> int:
@@ -52,10 +83,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _place(item: pytest.Item) -> int:
-    name = item.path.stem
-    if name in _LAST:
-        return 100 + _LAST.index(name)
-    return 1 + _ORDER.index(name) if name in _ORDER else 0
+    return 1 + _ORDER.index(item.path.stem)
 
 
 def pytest_sessionstart() -> None:
@@ -66,7 +94,7 @@ def pytest_sessionstart() -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Write down how each test went."""
     if "/gpu/" in report.nodeid:
-        gpu_report.note_test(report.nodeid, report.when, report.outcome, report.duration)
+        gpu_report.note_test(report)
 
 
 @pytest.fixture(scope="session")
@@ -83,109 +111,100 @@ def mps() -> Iterator[Mapping[str, str]]:
     gpu_report.record("what was wrong when the MPS daemon was stopped", mps.problems)
 
 
-@pytest.fixture(scope="session")
-def _building(
-    mps: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Zygote, Mapping[Key, Path]]]:
-    """The zygote imports SGLang while the checkpoints are made."""
-    directory = tmp_path_factory.mktemp("models")
-    environment = {
-        **mps,
-        "TRITON_F32_DEFAULT": "ieee",  # by default Triton multiplies float32 in TF32
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # or every server forks sixteen compilers
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        # Deterministic inference cuts prompts at multiples of this; 4096 would never fit a chunk.
-        "SGLANG_TRITON_PREFILL_TRUNCATION_ALIGN_SIZE": "128",
-    }
-    say("zygote: importing SGLang")
-    with ThreadPoolExecutor(1) as pool:
-        starting = pool.submit(Zygote, tmp_path_factory.mktemp("servers"), environment)
-        models = {
-            (family, name): make(
-                directory / f"{family}-{name}",
-                hidden_size=precision.hidden_size,
-                dtype="float32" if IS_CPU else precision.dtype,
-            )
-            for name, precision in PRECISIONS.items()
-            for family, make in gpu_fleet.FAMILIES.items()
-        }
-        say("checkpoints: made")
-        zygote = starting.result()
-    say("zygote: ready")
-    yield zygote, models
-    zygote.close()
+@dataclass(frozen=True)
+class _Backstage:
+    """What is prepared while tests run that need no server."""
 
-
-@pytest.fixture(scope="session")
-def zygote(_building: tuple[Zygote, Mapping[Key, Path]]) -> Zygote:
-    """Forks servers."""
-    return _building[0]
-
-
-@pytest.fixture(scope="session")
-def models(_building: tuple[Zygote, Mapping[Key, Path]]) -> Mapping[Key, Path]:
-    """A tiny checkpoint for each family and precision."""
-    return _building[1]
-
-
-def _combinations(items: Sequence[pytest.Item]) -> list[Combination]:
-    """Those of the tests that were selected, in their order."""
-    parameters = (item.callspec.params for item in items if hasattr(item, "callspec"))
-    found = (params.get("combination") for params in parameters)
-    return list(dict.fromkeys(each for each in found if isinstance(each, Combination)))
-
-
-@pytest.fixture(scope="session")
-def oracles(
-    zygote: Zygote, models: Mapping[Key, Path], request: pytest.FixtureRequest
-) -> Iterator[Oracles]:
-    """Stock SGLang on the same GPU; servers for all selected tests start at once."""
-    oracles = Oracles(zygote, models)
-    for each in _combinations(request.session.items):
-        oracles.start((each.family, each.precision))
-    yield oracles
-    oracles.close()
-
-
-class Fleets:
-    """Starts the servers of the next combination while the tests of one run."""
-
-    def __init__(
-        self, zygote: Zygote, models: Mapping[Key, Path], combinations: list[Combination]
-    ) -> None:
-        self._zygote, self._models = zygote, models
-        self._to_come = combinations
-        self._started: dict[Combination, Fleet] = {}
-
-    def start(self, combination: Combination) -> Fleet:
-        """Start it, unless it was."""
-        if combination not in self._started:
-            model = self._models[combination.family, combination.precision]
-            self._started[combination] = gpu_fleet.start_fleet(self._zygote, model, combination)
-        return self._started[combination]
-
-    def take(self, combination: Combination) -> Fleet:
-        """The fleet, and the next one on its way; the caller ends it."""
-        fleet = self.start(combination)
-        del self._started[combination]
-        if combination in self._to_come:
-            del self._to_come[: self._to_come.index(combination) + 1]
-        if self._to_come and os.environ.get("TEST_AHEAD", "1") == "1":
-            self.start(self._to_come[0])
-        return fleet
+    zygote: Zygote
+    models: Mapping[Key, Path]
+    oracles: Oracles
+    ahead: Ahead
 
     def close(self) -> None:
-        """End what nobody took."""
-        for fleet in self._started.values():
-            for server in fleet.servers:
-                server.kill_tree()
+        self.ahead.close()
+        self.oracles.close()
+        self.zygote.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _curtain(request: pytest.FixtureRequest) -> None:
+    """Begin with what takes long and later tests want."""
+    wanted = {name for item in _to_run(request.session.items) for name in item.fixturenames}
+    for name in ("_backstage", "sanitizers"):
+        if name in wanted:
+            request.getfixturevalue(name)
+
+
+def _to_run(items: Sequence[pytest.Item]) -> list[pytest.Function]:
+    functions = [item for item in items if isinstance(item, pytest.Function)]
+    return [item for item in functions if item.get_closest_marker("skip") is None]
 
 
 @pytest.fixture(scope="session")
-def fleets(
-    zygote: Zygote, models: Mapping[Key, Path], request: pytest.FixtureRequest
-) -> Iterator[Fleets]:
-    """Hands out fleets in the order of the selected tests."""
-    fleets = Fleets(zygote, models, _combinations(request.session.items))
-    yield fleets
-    fleets.close()
+def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sanitizers]:
+    """Runs of compute-sanitizer, which began with the first test."""
+    with Sanitizers(tmp_path_factory.mktemp("sanitizer")) as sanitizers:
+        yield sanitizers
+
+
+@pytest.fixture(scope="session")
+def _backstage(
+    mps: Mapping[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> Iterator[Future[_Backstage]]:
+    marks = [item.iter_markers("wants") for item in _to_run(request.session.items)]
+    setups = list({mark.args[0].name: mark.args[0] for found in marks for mark in found}.values())
+    logs, directory = tmp_path_factory.mktemp("servers"), tmp_path_factory.mktemp("models")
+    with ThreadPoolExecutor(1) as pool:
+        prepared = pool.submit(_prepare, logs, directory, mps, setups)
+        yield prepared
+    if prepared.exception() is None:
+        prepared.result().close()
+
+
+def _prepare(
+    logs: Path, directory: Path, mps: Mapping[str, str], setups: Sequence[Setup[Any]]
+) -> _Backstage:
+    say("zygote: importing SGLang")
+    paths = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
+    making = subprocess.Popen(
+        [sys.executable, gpu_models.__file__, str(directory)],
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    zygote = Zygote(logs, {**mps, **_ENVIRONMENT})
+    say("zygote: ready")
+    if making.wait() != 0:
+        zygote.close()
+        raise AssertionError(f"gpu_models.py ended with {making.returncode}")
+    stage = Stage(zygote, gpu_models.paths(directory), directory)
+    oracles = Oracles(zygote, stage.models)
+    for key in dict.fromkeys(key for setup in setups for key in setup.stock):
+        oracles.start(key)
+    ahead = Ahead(stage, setups)
+    ahead.fill()
+    return _Backstage(zygote, stage.models, oracles, ahead)
+
+
+@pytest.fixture(scope="session")
+def zygote(_backstage: Future[_Backstage]) -> Zygote:
+    """Forks servers."""
+    return _backstage.result().zygote
+
+
+@pytest.fixture(scope="session")
+def models(_backstage: Future[_Backstage]) -> Mapping[Key, Path]:
+    """A tiny checkpoint for each family and precision."""
+    return _backstage.result().models
+
+
+@pytest.fixture(scope="session")
+def oracles(_backstage: Future[_Backstage]) -> Oracles:
+    """Stock SGLang on the same GPU; what the selected tests compare with starts at once."""
+    return _backstage.result().oracles
+
+
+@pytest.fixture(scope="session")
+def ahead(_backstage: Future[_Backstage]) -> Ahead:
+    """Hands out the servers that tests are marked to want."""
+    return _backstage.result().ahead

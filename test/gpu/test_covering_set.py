@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import gpu_fleet
 import gpu_report
 import pytest
 from compare import differences, largest_distance
+from gpu_ahead import Ahead, Setup
 from gpu_fleet import (
     COMBINATIONS,
     IS_CPU,
@@ -33,17 +33,33 @@ from gpu_questions import (
 pytestmark = [pytest.mark.timeout(2 * START_TIMEOUT_S), pytest.mark.also_on_cpu]
 
 
+def _setup(combination: Combination) -> Setup[Fleet]:
+    key = (combination.family, combination.precision)
+    return Setup(
+        str(combination),
+        combination.num_attn + combination.num_mlp,
+        lambda stage: gpu_fleet.start_fleet(stage.zygote, stage.models[key], combination),
+        stock=(key,),
+    )
+
+
+def _case(combination: Combination, *marks: pytest.MarkDecorator) -> object:
+    setup = _setup(combination)
+    marks = (*marks, pytest.mark.wants(setup))
+    return pytest.param(combination, setup, marks=marks, id=str(combination))
+
+
 @pytest.mark.parametrize(
-    "combination", [*COMBINATIONS, pytest.param(SLOW, marks=pytest.mark.slow)], ids=str
+    ("combination", "setup"),
+    [*(_case(each) for each in COMBINATIONS), _case(SLOW, pytest.mark.slow)],
 )
 def test_answers_are_those_of_stock_sglang(
-    combination: Combination, fleets: Any, oracles: Oracles
+    combination: Combination, setup: Setup[Fleet], ahead: Ahead, oracles: Oracles
 ) -> None:
-    fleets.start(combination)
-    expected = _expected(oracles, combination)
-    fleet = fleets.take(combination)
+    fleet = ahead.take(setup)
 
     with telling(fleet.servers):
+        expected = _expected(oracles, combination)
         fleet.ready()
         if isinstance(expected, Words):
             _check_distance(fleet, expected)

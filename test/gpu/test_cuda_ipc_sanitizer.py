@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from gpu_sanitizer import TIMEOUT_S, Sanitizers, is_installed
 
-TIMEOUT_S = 150
-SCRIPT = Path(__file__).with_name("run_sanitizer.sh")
 FOUND = 9  # the script's exit code
-pytestmark = pytest.mark.timeout(TIMEOUT_S + 30)
-
-
-def run(*argv: str) -> subprocess.CompletedProcess[str]:
-    if not (
-        shutil.which("compute-sanitizer") or Path("/usr/local/cuda/bin/compute-sanitizer").exists()
-    ):
-        pytest.skip("needs compute-sanitizer, of the CUDA toolkit")
-    return subprocess.run(
-        [str(SCRIPT), *argv],
-        env={**os.environ, "PYTHON": sys.executable},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+pytestmark = [
+    pytest.mark.timeout(TIMEOUT_S + 30),
+    pytest.mark.skipif(not is_installed(), reason="needs compute-sanitizer, of the CUDA toolkit"),
+]
 
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
-def test_the_tool_finds_nothing(tool: str) -> None:
-    result = run(tool)
+def test_the_tool_finds_nothing(sanitizers: Sanitizers, tool: str) -> None:
+    code, output = sanitizers.result(tool)
 
-    assert result.returncode == 0, result.stdout[-4000:]
-    assert "attached anew: right" in result.stdout  # the last case
+    assert code == 0, output[-4000:]
+    assert "attached anew: right" in output  # the last case
 
 
-def test_memcheck_finds_a_read_beyond_a_tensor() -> None:
-    result = run("memcheck", "--fault")
+def test_memcheck_finds_a_read_beyond_a_tensor(sanitizers: Sanitizers) -> None:
+    code, output = sanitizers.result("memcheck", "--fault")
 
-    assert result.returncode == FOUND, result.stdout[-4000:]
-    assert "afd_push" in result.stdout
+    assert code == FOUND, output[-4000:]
+    assert "afd_push" in output

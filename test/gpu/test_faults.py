@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 
 import checkpoints
 import fleet
 import gpu_fleet
 import pytest
 from compare import differences
+from gpu_ahead import Ahead, Setup, Stage, Started
 from gpu_fleet import START_TIMEOUT_S, say, telling, wait_ready
-from gpu_oracles import Key, Oracles
+from gpu_oracles import Oracles
 from gpu_questions import (
     AT_90_PERCENT,
     LOGPROB_BOUND,
@@ -20,18 +20,13 @@ from gpu_questions import (
     continue_texts,
     distance,
 )
-from servers import Server, Zygote
-
-pytestmark = [pytest.mark.timeout(2 * START_TIMEOUT_S), pytest.mark.also_on_cpu]
 
 
-@pytest.fixture(scope="module")
-def faulty(
-    zygote: Zygote, models: Mapping[Key, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Mapping[str, Server]]:
-    """An attention server for each fault, all started at once."""
-    model, fast = models["qwen3", "exact"], models["qwen3", "fast"]
-    swapped = checkpoints.swap_experts(model, tmp_path_factory.mktemp("swapped") / "m", 1, 3, 9)
+
+def _start(stage: Stage) -> Started:
+    zygote = stage.zygote
+    model, fast = stage.models["qwen3", "exact"], stage.models["qwen3", "fast"]
+    swapped = checkpoints.swap_experts(model, stage.directory / "swapped", 1, 3, 9)
     flags = gpu_fleet.exchange_flags("cuda_ipc")
     ports = gpu_fleet.mlp_ports(4)
     exact, zeros, others = (zygote, model, "exact"), (zygote, fast, "fast"), (zygote, swapped)
@@ -50,16 +45,32 @@ def faulty(
         "a partial sum dropped": gpu_fleet.start_attn(*zeros, ports[1], flags),
         "two experts exchanged": gpu_fleet.start_attn(*exact, ports[3], flags),
     }
-    with telling([*mlp, *attn.values()]):
-        for server in attn.values():
-            wait_ready(server)
+    return Started({**{f"MLP {number}": server for number, server in enumerate(mlp)}, **attn})
+
+
+FAULTY = Setup("faulty servers", 7, _start, stock=(("qwen3", "exact"), ("qwen3", "fast")))
+FAULTS = ("micro-batches swapped", "a partial sum dropped", "two experts exchanged")
+pytestmark = [
+    pytest.mark.timeout(2 * START_TIMEOUT_S),
+    pytest.mark.also_on_cpu,
+    pytest.mark.wants(FAULTY),
+]
+
+
+@pytest.fixture(scope="module")
+def faulty(ahead: Ahead) -> Iterator[Started]:
+    """An attention server for each fault."""
+    started = ahead.take(FAULTY)
+    with telling(started.servers):
+        for fault in FAULTS:
+            wait_ready(started[fault])
         say("faulty servers: ready")
-        yield attn
+        yield started
 
 
 @pytest.mark.parametrize("fault", ["micro-batches swapped", "two experts exchanged"])
 def test_other_tokens_would_be_noticed(
-    faulty: Mapping[str, Server], oracles: Oracles, fault: str
+    faulty: Started, oracles: Oracles, fault: str
 ) -> None:
     answers = ask_crowd([faulty[fault].url])
 
@@ -67,7 +78,7 @@ def test_other_tokens_would_be_noticed(
 
 
 def test_a_partial_sum_that_is_dropped_would_be_noticed_in_bfloat16(
-    faulty: Mapping[str, Server], oracles: Oracles
+    faulty: Started, oracles: Oracles
 ) -> None:
     words = oracles.words("qwen3")
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import gpu_fleet
 import gpu_report
 import pytest
+from gpu_ahead import Ahead, Setup, Stage, Started
 from gpu_fleet import START_TIMEOUT_S, metric, telling, wait_ready
-from gpu_oracles import Key, Oracles
+from gpu_oracles import Oracles
 from gpu_questions import continue_texts, distance
 from servers import Zygote
 
@@ -18,6 +18,17 @@ from servers import Zygote
 AT_90_PERCENT = 0.6
 MEAN = 0.3
 pytestmark = pytest.mark.timeout(2 * START_TIMEOUT_S)
+
+
+def _start(stage: Stage) -> Started:
+    server = (stage.zygote, stage.models["qwen3", "fast"], "fast")
+    flags = gpu_fleet.exchange_flags("cuda_ipc", "--afd-dispatch-dtype", "fp8")
+    ports = gpu_fleet.mlp_ports(1)
+    [rank] = gpu_fleet.start_mlp(*server, ports, flags)
+    return Started({"mlp": rank, "attn": gpu_fleet.start_attn(*server, ports[0], flags)})
+
+
+QUANTISED = Setup("servers with FP8", 2, _start, stock=(("qwen3", "fast"),))
 
 
 def test_quantised_rows_are_as_near_as_e4m3_allows(zygote: Zygote, tmp_path: Path) -> None:
@@ -35,23 +46,18 @@ def test_quantised_rows_are_as_near_as_e4m3_allows(zygote: Zygote, tmp_path: Pat
     assert found["largest_of_zeros"] == 0
 
 
-def test_answers_with_fp8_are_within_their_bound(
-    zygote: Zygote, models: Mapping[Key, Path], oracles: Oracles
-) -> None:
-    server = (zygote, models["qwen3", "fast"], "fast")
-    flags = gpu_fleet.exchange_flags("cuda_ipc", "--afd-dispatch-dtype", "fp8")
-    ports = gpu_fleet.mlp_ports(1)
-    ranks = gpu_fleet.start_mlp(*server, ports, flags)
-    attn = gpu_fleet.start_attn(*server, ports[0], flags)
-    with telling([*ranks, attn]):
+@pytest.mark.wants(QUANTISED)
+def test_answers_with_fp8_are_within_their_bound(ahead: Ahead, oracles: Oracles) -> None:
+    started = ahead.take(QUANTISED)
+    with telling(started.servers):
         words = oracles.words("qwen3")
-        wait_ready(attn)
+        wait_ready(started["attn"])
 
-        got = continue_texts([attn.url], words.texts)
+        got = continue_texts([started["attn"].url], words.texts)
 
         found = distance(words.continuations, got)
         gpu_report.record("fp8, apart from stock SGLang in bfloat16", str(found))
         assert found.at_90_percent <= AT_90_PERCENT
         assert found.mean <= MEAN
         assert found.mean > 2 * words.own_distance.mean  # it was quantised
-        assert metric(ranks[0], "launches_total") > 0
+        assert metric(started["mlp"], "launches_total") > 0

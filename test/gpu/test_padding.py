@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import gpu_fleet
 import gpu_report
 import pytest
-from compare import differences, largest_distance
+from compare import PROMPTS, differences, largest_distance
+from gpu_ahead import Ahead, Setup, Stage
 from gpu_fleet import START_TIMEOUT_S, metric, say, telling, wait_ready
-from gpu_oracles import Key, Oracles
+from gpu_oracles import Oracles
 from gpu_questions import LOGPROB_BOUND, Answers, ask_all
-from servers import Server, Zygote, wait_until
+from servers import Server, wait_until
+from streams import finish_all, start_streams
 
 NUM_LAYERS = 4
+NUM_TOKENS = 200
 QUIET_S = 0.5  # without any row, after which the last step has ended
-pytestmark = pytest.mark.timeout(2 * START_TIMEOUT_S)
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,21 @@ class Result:
     num_rows_sent: int  # over all layers
 
 
-@pytest.fixture(scope="module")
-def watched(
-    zygote: Zygote, models: Mapping[Key, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Mapping[str, Watched]]:
+@dataclass(frozen=True)
+class AllWatched:
     """Attention servers that share one MLP rank; one is asked at a time."""
-    directory = tmp_path_factory.mktemp("rows")
-    server = (zygote, models["qwen3", "exact"], "exact")
+
+    rank: Server
+    by_name: Mapping[str, Watched]
+
+    @property
+    def servers(self) -> Sequence[Server]:
+        """All of them."""
+        return [self.rank, *(each.server for each in self.by_name.values())]
+
+
+def _start(stage: Stage) -> AllWatched:
+    server = (stage.zygote, stage.models["qwen3", "exact"], "exact")
     flags = gpu_fleet.exchange_flags("cuda_ipc")
     ports = gpu_fleet.mlp_ports(1)
     [rank] = gpu_fleet.start_mlp(*server, ports, flags, plant="poison_staging")
@@ -76,7 +86,7 @@ def watched(
     }
     found = {}
     for name, (plant, number) in kinds.items():
-        file = directory / name
+        file = stage.directory / f"rows of {name}"
         attn = gpu_fleet.start_attn(
             *(*server, ports[0], flags),
             num_micro_batches=number,
@@ -84,11 +94,22 @@ def watched(
             env={"TEST_ROWS": str(file)},
         )
         found[name] = Watched(attn, rank, file)
-    with telling([rank, *(each.server for each in found.values())]):
-        for each in found.values():
+    return AllWatched(rank, found)
+
+
+WATCHED = Setup("watched servers", 5, _start, stock=(("qwen3", "exact"),))
+pytestmark = [pytest.mark.timeout(2 * START_TIMEOUT_S), pytest.mark.wants(WATCHED)]
+
+
+@pytest.fixture(scope="module")
+def watched(ahead: Ahead) -> Iterator[Mapping[str, Watched]]:
+    """Each by its name."""
+    started = ahead.take(WATCHED)
+    with telling(started.servers):
+        for each in started.by_name.values():
             wait_ready(each.server)
         say("watched servers: ready")
-        yield found
+        yield started.by_name
 
 
 def _ask(watched: Watched) -> Result:
@@ -112,6 +133,23 @@ def test_poison_beyond_a_steps_rows_changes_nothing(
     assert differences(expected.all(), got.answers.all(), bound=LOGPROB_BOUND) == []
     assert got.num_rows_sent == got.num_rows * NUM_LAYERS
     assert server.ran("captured_steps") > 0
+
+
+def test_steps_that_are_launched_ahead_count_their_own_rows(
+    watched: Mapping[str, Watched],
+) -> None:
+    server = watched["poison 1"]
+    before = server.num_rows()
+
+    # Five and eight rows of one bucket in turns: SGLang launches a step while the last one runs.
+    long = start_streams([server.server.url], PROMPTS[:5], NUM_TOKENS)
+    while any(len(each.tokens) < NUM_TOKENS and each.error is None for each in long):
+        finish_all(start_streams([server.server.url], PROMPTS[5:8], 3))
+    finish_all(long)
+
+    num_rows, num_rows_sent = (b - a for a, b in zip(before, server.num_rows(), strict=True))
+    assert num_rows > 5 * NUM_TOKENS
+    assert num_rows_sent == num_rows * NUM_LAYERS
 
 
 def test_a_row_that_does_not_leave_would_be_noticed(

@@ -19,7 +19,7 @@ import checkpoints
 from servers import CPU_FLAGS, Server, Zygote, free_ports, print_tails, running
 
 IS_CPU = os.environ.get("TEST_DEVICE") == "cpu"
-START_TIMEOUT_S = float(os.environ.get("TEST_START_TIMEOUT_S", "120"))
+START_TIMEOUT_S = float(os.environ.get("TEST_START_TIMEOUT_S", "90"))
 MAX_ROWS = 48  # so that long prompts go in several pieces
 GRAPH_BATCHES = ("4", "16", "32")  # few, so that they are captured soon, and most batches padded
 UNIT_ROWS = "8,32,96"  # the same for expert runs, which hold rows of several attention servers
@@ -164,7 +164,8 @@ def serving_flags(*, has_graphs: bool) -> tuple[str, ...]:
         else ("--cuda-graph-backend-decode", "disabled")
     )
     return (
-        *("--mem-fraction-static", "0.2", "--max-total-tokens", "8192"),
+        # The fraction bounds nothing here; it leaves room for servers that start meanwhile.
+        *("--mem-fraction-static", "0.5", "--max-total-tokens", "8192"),
         *("--max-running-requests", "32", "--sampling-backend", "pytorch"),
         *("--decode-log-interval", "4"),
         *("--cuda-graph-backend-prefill", "disabled"),
@@ -179,9 +180,9 @@ def exchange_flags(transport: str, *more: str) -> tuple[str, ...]:
     return common if IS_CPU else (*common, "--afd-transport", transport, *more)
 
 
-def start_stock(zygote: Zygote, model: Path, precision: str) -> Server:
+def start_stock(zygote: Zygote, model: Path, precision: str, *more: str) -> Server:
     """Stock SGLang with CUDA graphs for decode; not waited for."""
-    argv = (*model_flags(model, precision), *serving_flags(has_graphs=True))
+    argv = (*model_flags(model, precision), *serving_flags(has_graphs=True), *more)
     return zygote.start("stock", argv)
 
 
@@ -195,14 +196,20 @@ def start_mlp(
     has_graphs: bool = True,
     plant: str | None = None,
     env: dict[str, str] | None = None,
+    only_rank: int | None = None,
 ) -> list[Server]:
-    """One MLP server for each port, rank 0 first; not waited for. Every rank has the plant."""
+    """One MLP server for each port (or `only_rank`'s), rank 0 first; not waited for.
+
+    Every rank has the plant.
+    """
     servers = []
     graphs: Sequence[str] = ()
     if not IS_CPU and "zmq" not in flags:
         listed = ("--afd-mlp-cuda-graph-bs", UNIT_ROWS)
         graphs = listed if has_graphs else ("--afd-disable-mlp-cuda-graph",)
     for rank, port in enumerate(ports):
+        if only_rank not in (None, rank):
+            continue
         leader = ("--afd-leader", f"http://127.0.0.1:{ports[0]}") if rank else ()
         argv = (
             *("--role", "mlp", *model_flags(model, precision), *flags, *graphs),
@@ -244,7 +251,6 @@ def mlp_ports(count: int) -> list[int]:
 
 def start_fleet(zygote: Zygote, model: Path, combination: Combination) -> Fleet:
     """All servers of a combination at once; not waited for."""
-    say(f"{combination}: starting")
     flags = exchange_flags(combination.transport, "--afd-wait-policy", combination.wait_policy)
     ports = mlp_ports(combination.num_mlp)
     has_graphs = combination.has_graphs
@@ -275,7 +281,10 @@ def wait_ready(server: Server) -> None:
 
 @contextmanager
 def telling(servers: Sequence[Server]) -> Iterator[None]:
-    """End `servers` after the block; where it fails, show their stacks and what they printed."""
+    """End `servers` after the block; where it fails, show their stacks and what they printed.
+
+    A time-out of pytest is such a failure: it is raised in the test.
+    """
     with running(servers):
         try:
             yield

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import gpu_fleet
+from gpu_ahead import Key
 from gpu_fleet import START_TIMEOUT_S, say, telling
 from gpu_questions import (
     Answers,
@@ -21,7 +23,6 @@ from gpu_questions import (
 )
 from servers import Server, Zygote
 
-Key = tuple[str, str]  # a family and a precision
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Oracles:
         self._started: dict[Key, Server] = {}
         self._answers: dict[Key, Answers] = {}
         self._words: dict[Key, Words] = {}
+        self._failed: dict[Key, str] = {}
 
     def start(self, key: Key) -> None:
         """Start its server, unless it was."""
@@ -52,8 +54,7 @@ class Oracles:
         """In float32, with deterministic inference."""
         key = (family, "exact")
         if key not in self._answers:
-            server = self._ready(key)
-            with telling([server]):
+            with self._asking(key) as server:
                 self._answers[key] = ask_all([server.url])
             say(f"stock {key}: asked")
         return self._answers[key]
@@ -62,8 +63,7 @@ class Oracles:
         """In bfloat16."""
         key = (family, precision)
         if key not in self._words:
-            server = self._ready(key)
-            with telling([server]):
+            with self._asking(key) as server:
                 texts = write_texts(server.url)
                 continuations = continue_texts([server.url], texts)
                 forget_prefixes([server])
@@ -77,13 +77,17 @@ class Oracles:
         for server in self._started.values():
             server.kill_tree()
 
-    def _ready(self, key: Key) -> Server:
+    @contextmanager
+    def _asking(self, key: Key) -> Iterator[Server]:
+        """The server of a key, ready; one that failed fails the next test at once."""
+        if key in self._failed:
+            raise AssertionError(f"stock {key} failed before: {self._failed[key]}")
         self.start(key)
         server = self._started.pop(key)
         try:
-            server.wait("/health", timeout_s=START_TIMEOUT_S)
-        except AssertionError:
-            server.write_stacks()
-            server.kill_tree()
+            with telling([server]):
+                server.wait("/health", timeout_s=START_TIMEOUT_S)
+                yield server
+        except BaseException as error:
+            self._failed[key] = str(error)[:400]
             raise
-        return server

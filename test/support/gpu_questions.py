@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any
+from typing import Any, TypeVar
 
 from compare import PROMPTS, Answer, ask
 from servers import Server, fetch
 
+T = TypeVar("T")
 ALONE = PROMPTS[:3]
 # Of different lengths, and so many tokens that the batch shrinks from sixteen to one.
 CROWD = tuple((prompt, 6 + 7 * index % 34) for index, prompt in enumerate(PROMPTS))
 NUM_TOKENS = 24
 STRIDE = 6  # tokens that are generated after each cut of a text
 NUM_TOP = 8
-PATIENCE_S = 120.0  # a fresh machine compiles kernels meanwhile
+PATIENCE_S = 60.0  # a fresh machine compiles kernels meanwhile
 
 # One rank adds the experts' outputs as stock SGLang does. Two ranks add them in another order, and
 # SGLang's MoE kernel rounds to float16 what it computes in float32, which makes such a difference
@@ -50,9 +51,16 @@ def ask_all(urls: Sequence[str]) -> Answers:
 
 def ask_crowd(urls: Sequence[str]) -> list[Answer]:
     """All at once, each on the next of `urls`."""
-    every = range(len(CROWD))
-    with ThreadPoolExecutor(len(CROWD)) as pool:
-        return list(pool.map(lambda number: _ask(urls[number % len(urls)], number), every))
+    return at_once(lambda number: _ask(urls[number % len(urls)], number), len(CROWD))
+
+
+def at_once(ask_one: Callable[[int], T], number: int) -> list[T]:
+    """`ask_one` of 0, 1, ... in threads; a failure, or a time-out, does not wait for the others."""
+    pool = ThreadPoolExecutor(number)
+    try:
+        return list(pool.map(ask_one, range(number)))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _ask(url: str, number: int) -> Answer:
@@ -106,8 +114,7 @@ class Distance:
 
 def write_texts(url: str) -> list[Text]:
     """What stock SGLang generates greedily, with the tokens of its prompts."""
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        return list(pool.map(lambda prompt: _write_text(url, prompt), PROMPTS))
+    return at_once(lambda number: _write_text(url, PROMPTS[number]), len(PROMPTS))
 
 
 def _write_text(url: str, prompt: str) -> Text:
@@ -123,13 +130,9 @@ def continue_texts(urls: Sequence[str], texts: Sequence[Text]) -> list[Continuat
     differently does not change what comes after.
     """
     places = [(text, cut) for text in texts for cut in range(0, NUM_TOKENS, STRIDE)]
-    with ThreadPoolExecutor(len(places)) as pool:
-        return list(
-            pool.map(
-                lambda number: _continue(urls[number % len(urls)], *places[number]),
-                range(len(places)),
-            )
-        )
+    return at_once(
+        lambda number: _continue(urls[number % len(urls)], *places[number]), len(places)
+    )
 
 
 def _continue(url: str, text: Text, cut: int) -> Continuation:

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import pytest
 from gpu_fleet import say
 
 _PACKAGES = ("torch", "triton", "sglang", "sglang-kernel", "flashinfer-python", "pyzmq", "pytest")
@@ -45,14 +46,22 @@ def record(name: str, value: Any) -> None:
     _write()
 
 
-def note_test(name: str, phase: str, outcome: str, duration_s: float) -> None:
-    """How one phase of a test ended, and how long it took."""
-    test = _content["tests"].setdefault(name, {"outcome": outcome})
-    if outcome != "passed":
-        test["outcome"] = outcome
-    test[f"{phase}_s"] = round(duration_s, 2)
+def note_test(report: pytest.TestReport) -> None:
+    """How one phase of a test ended, how long it took, and what was wrong."""
+    test = _content["tests"].setdefault(report.nodeid, {"outcome": report.outcome})
+    if report.outcome != "passed":
+        test["outcome"] = report.outcome
+    if report.failed and "error" not in test:
+        test["error"] = _first_line(report)
+    test[f"{report.when}_s"] = round(report.duration, 2)
     _content["total_s"] = round(time.monotonic() - _began_s, 1)
     _write()
+
+
+def _first_line(report: pytest.TestReport) -> str:
+    """Of what the exception said."""
+    crash = getattr(report.longrepr, "reprcrash", None)  # not every report has one
+    return str(crash.message if crash else report.longrepr).strip().partition("\n")[0][:300]
 
 
 def _write() -> None:

@@ -137,6 +137,10 @@ class Server:
                 if os.getpgid(pid) == self.pid and catches >> (signal.SIGUSR2 - 1) & 1:
                     os.kill(pid, signal.SIGUSR2)
 
+    def signal_tree(self, number: signal.Signals) -> None:
+        """To the process and its children at once."""
+        os.killpg(self.pid, number)
+
     def kill_tree(self) -> None:
         """SIGKILL to the process and its children at once."""
         with contextlib.suppress(ProcessLookupError):
@@ -200,8 +204,10 @@ class Zygote:
     def close(self) -> None:
         """End the zygote; servers are stopped by those who started them."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.terminate()
+        self._process.stdin.close()  # which ends it
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+        self._process.kill()
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()

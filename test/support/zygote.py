@@ -9,6 +9,7 @@ servers can; SIGUSR2 makes a server's processes write their stacks into its log.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import importlib
@@ -47,12 +48,17 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # so that a collection in a server copies no page of this process
     _say({"ready": True})
+    pids: list[int] = []
     for line in sys.stdin:
         command = json.loads(line)
         pid = os.fork()
         if pid == 0:
             _become_server(command)
+        pids.append(pid)
         _say({"pid": pid})
+    for pid in pids:  # none is left, unless the tests were killed
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def _import_sglang() -> None:
@@ -113,3 +119,4 @@ def _run(kind: str, argv: list[str], plant: str | None) -> int:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # not by way of threads that libraries started
