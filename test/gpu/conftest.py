@@ -41,7 +41,12 @@ from sglang_afd.fleet.mps import private_mps
 
 _ROOT = Path(__file__).parents[2]
 _ORDER = (
-    *("test_cuda_ipc_kernels", "test_full_queue", "test_cuda_ipc_stress", "test_cuda_ipc_sanitizer"),
+    *(
+        "test_cuda_ipc_kernels",
+        "test_full_queue",
+        "test_cuda_ipc_stress",
+        "test_cuda_ipc_sanitizer",
+    ),
     *("test_zygote", "test_covering_set", "test_faults", "test_padding", "test_fp8"),
     *("test_hidden_states", "test_restart", "test_rank_restart", "test_launch"),
     "test_fatal_fault",  # ends the servers of others

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import gpu_fleet
 import gpu_report
 import pytest
 from compare import PROMPTS
+from gpu_ahead import Ahead, Setup, Stage
 from gpu_fleet import START_TIMEOUT_S, Combination, Fleet, say, telling
-from gpu_oracles import Key
-from servers import Server, Zygote
+from servers import Server
 from streams import Stream, start_streams
 
 NUM_TOKENS = 600
@@ -33,7 +33,6 @@ TWO_AND_ONE = Combination(
     num_attn=2,
     num_mlp=1,
 )
-pytestmark = [pytest.mark.timeout(2 * START_TIMEOUT_S), pytest.mark.also_on_cpu]
 
 
 def _begin(fleet: Fleet) -> list[Stream]:
@@ -72,63 +71,96 @@ def _counted(streams: list[Stream]) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def fleet(zygote: Zygote, models: Mapping[Key, Path]) -> Fleet:
-    """Started; the tests end it."""
-    return gpu_fleet.start_fleet(zygote, models["qwen3", "exact"], TWO_AND_ONE)
+@dataclass
+class Victims:
+    """Servers that tests kill, and those that are started instead."""
+
+    stage: Stage
+    fleet: Fleet
+    servers: list[Server] = field(default_factory=list)
+
+    def start_mlp(self) -> Server:
+        """One that takes the place of the first."""
+        model, flags = self.stage.models["qwen3", "exact"], gpu_fleet.exchange_flags("cuda_ipc")
+        ports = [self.fleet.mlp[0].port]
+        self.servers += gpu_fleet.start_mlp(self.stage.zygote, model, "exact", ports, flags)
+        self.fleet.mlp[:] = self.servers[-1:]
+        return self.fleet.mlp[0]
+
+    def serves(self) -> bool:
+        """Do the servers that are there serve, or else new ones?"""
+        if all(_seen(server)["state"] == "ready" for server in self.fleet.attn):
+            return True
+        say("the servers do not serve any more: starting others")
+        for server in self.servers:
+            server.kill_tree()
+        self.fleet = _start(self.stage).fleet
+        self.servers += self.fleet.servers
+        try:
+            self.fleet.ready()
+        except AssertionError as error:
+            say(str(error))
+            return False
+        return True
 
 
-def test_an_mlp_server_that_is_killed(
-    zygote: Zygote, models: Mapping[Key, Path], fleet: Fleet
-) -> None:
-    flags = gpu_fleet.exchange_flags("cuda_ipc")
-    servers = fleet.servers
-    with telling(servers):
-        fleet.ready()
-        streams = _begin(fleet)
+def _start(stage: Stage) -> Victims:
+    fleet = gpu_fleet.start_fleet(stage.zygote, stage.models["qwen3", "exact"], TWO_AND_ONE)
+    return Victims(stage, fleet, fleet.servers)
 
-        fleet.mlp[0].kill_tree()
-        time.sleep(SETTLE_S)
-        before = [_seen(server) for server in fleet.attn]
-        ports = [fleet.mlp[0].port]
-        fresh = gpu_fleet.start_mlp(zygote, models["qwen3", "exact"], "exact", ports, flags)
-        servers += fresh
-        _wait(streams)
 
-        found = {
-            "attention servers after it": before,
-            "and with a new MLP server": [_seen(server) for server in fleet.attn],
-            "the new MLP server": _seen(fresh[0]),
-            "streams": _counted(streams),
-        }
-        gpu_report.record("an MLP server is killed (SIGKILL) under load", found)
+VICTIMS = Setup("servers that are killed", 3, _start)
+pytestmark = [
+    pytest.mark.timeout(2 * START_TIMEOUT_S),
+    pytest.mark.also_on_cpu,
+    pytest.mark.wants(VICTIMS),
+]
+
+
+@pytest.fixture(scope="module")
+def victims(ahead: Ahead) -> Iterator[Victims]:
+    """Two attention servers and an MLP server."""
+    victims = ahead.take(VICTIMS)
+    with telling(victims.servers):
+        victims.fleet.ready()
+        yield victims
+
+
+def test_an_mlp_server_that_is_killed(victims: Victims) -> None:
+    fleet = victims.fleet
+    streams = _begin(fleet)
+
+    fleet.mlp[0].kill_tree()
+    time.sleep(SETTLE_S)
+    before = [_seen(server) for server in fleet.attn]
+    fresh = victims.start_mlp()
+    _wait(streams)
+
+    found = {
+        "attention servers after it": before,
+        "and with a new MLP server": [_seen(server) for server in fleet.attn],
+        "the new MLP server": _seen(fresh),
+        "streams": _counted(streams),
+    }
+    gpu_report.record("an MLP server is killed (SIGKILL) under load", found)
     assert found["streams"]["of"] == len(PROMPTS)
 
 
-def _serves(fleet: Fleet) -> bool:
-    try:
-        fleet.ready()
-    except AssertionError as error:
-        say(str(error))
-        return False
-    return True
+def test_an_attention_server_that_is_killed(victims: Victims) -> None:
+    is_served = victims.serves()
+    gpu_report.record("servers serve after an MLP server was killed", is_served)
+    if not is_served:
+        pytest.skip("no server starts any more under this MPS daemon")
+    fleet = victims.fleet
+    streams = _begin(fleet)
 
+    fleet.attn[1].kill_tree()
+    _wait(streams)
 
-def test_an_attention_server_that_is_killed(fleet: Fleet) -> None:
-    with telling(fleet.servers):
-        is_served = _serves(fleet)
-        gpu_report.record("servers start after an MLP server was killed", is_served)
-        if not is_served:
-            pytest.skip("no server starts any more under this MPS daemon")
-        streams = _begin(fleet)
-
-        fleet.attn[1].kill_tree()
-        _wait(streams)
-
-        found = {
-            "the other attention server": _seen(fleet.attn[0]),
-            "the MLP server": _seen(fleet.mlp[0]),
-            "streams, half of them on the killed server": _counted(streams),
-        }
-        gpu_report.record("an attention server is killed (SIGKILL) under load", found)
+    found = {
+        "the other attention server": _seen(fleet.attn[0]),
+        "the MLP server": _seen(fleet.mlp[0]),
+        "streams, half of them on the killed server": _counted(streams),
+    }
+    gpu_report.record("an attention server is killed (SIGKILL) under load", found)
     assert found["the other attention server"]["state"]

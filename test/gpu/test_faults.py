@@ -22,7 +22,6 @@ from gpu_questions import (
 )
 
 
-
 def _start(stage: Stage) -> Started:
     zygote = stage.zygote
     model, fast = stage.models["qwen3", "exact"], stage.models["qwen3", "fast"]
@@ -69,9 +68,7 @@ def faulty(ahead: Ahead) -> Iterator[Started]:
 
 
 @pytest.mark.parametrize("fault", ["micro-batches swapped", "two experts exchanged"])
-def test_other_tokens_would_be_noticed(
-    faulty: Started, oracles: Oracles, fault: str
-) -> None:
+def test_other_tokens_would_be_noticed(faulty: Started, oracles: Oracles, fault: str) -> None:
     answers = ask_crowd([faulty[fault].url])
 
     assert differences(oracles.answers("qwen3").crowd, answers, bound=LOGPROB_BOUND) != []

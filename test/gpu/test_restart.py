@@ -1,10 +1,10 @@
-"""An MLP server that is stopped in order and started again under load: no client loses a token."""
+"""Servers that are stopped under load, and go on or are started again: no client loses a token."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,23 +12,23 @@ import gpu_fleet
 import gpu_report
 import pytest
 from compare import PROMPTS
+from gpu_ahead import Ahead, Setup, Stage
 from gpu_fleet import START_TIMEOUT_S, say, telling, wait_ready
-from gpu_oracles import Key
 from gpu_questions import forget_prefixes
 from servers import Server, Zygote, wait_until
 from streams import Stream, finish_all, start_streams
 
 NUM_TOKENS = 600
 STALL_TIMEOUT_S = 8.0  # and as long again for the server to come back
-pytestmark = [pytest.mark.timeout(3 * START_TIMEOUT_S), pytest.mark.also_on_cpu]
 
 
 @dataclass(frozen=True)
 class Load:
-    """Two attention servers under load; the second one gives a step up soon."""
+    """Attention servers under load, and the MLP server."""
 
-    patient: Server
-    hasty: Server
+    patient: Server  # in two micro-batches
+    hasty: Server  # gives a step up soon
+    eager: Server  # launches kernel by kernel
     port: int  # of the MLP server, which tests start
     start: tuple[Zygote, Path, str]
     flags: tuple[str, ...]
@@ -41,11 +41,16 @@ class Load:
 
     @property
     def attn(self) -> list[Server]:
-        """Both."""
-        return [self.patient, self.hasty]
+        """All attention servers."""
+        return [self.patient, self.hasty, self.eager]
+
+    @property
+    def servers(self) -> list[Server]:
+        """All that were started."""
+        return self.running
 
     def begin(self) -> list[Stream]:
-        """Streams on both servers, in their middle."""
+        """Streams on all of them, in their middle."""
         forget_prefixes(self.attn)
         streams = start_streams([server.url for server in self.attn], PROMPTS, NUM_TOKENS)
         for stream in streams:
@@ -53,10 +58,8 @@ class Load:
         return streams
 
 
-@pytest.fixture(scope="module")
-def load(zygote: Zygote, models: Mapping[Key, Path]) -> Iterator[Load]:
-    """One MLP server, which is up."""
-    start = (zygote, models["qwen3", "exact"], "exact")
+def _start(stage: Stage) -> Load:
+    start = (stage.zygote, stage.models["qwen3", "exact"], "exact")
     flags = gpu_fleet.exchange_flags("cuda_ipc")
     [port] = gpu_fleet.mlp_ports(1)
     short = ("--afd-stall-timeout", f"{STALL_TIMEOUT_S:g}")
@@ -64,14 +67,30 @@ def load(zygote: Zygote, models: Mapping[Key, Path]) -> Iterator[Load]:
     load = Load(
         patient=gpu_fleet.start_attn(*start, port, flags, num_micro_batches=2),
         hasty=gpu_fleet.start_attn(*start, port, (*flags, *short)),
+        eager=gpu_fleet.start_attn(*start, port, flags, has_graphs=False),
         port=port,
         start=start,
         flags=flags,
         running=running,
     )
     running += load.attn
-    with telling(running):  # those that tests start are in the list as well
-        load.start_mlp()
+    load.start_mlp()
+    return load
+
+
+LOAD = Setup("servers under load", 4, _start)
+pytestmark = [
+    pytest.mark.timeout(3 * START_TIMEOUT_S),
+    pytest.mark.also_on_cpu,
+    pytest.mark.wants(LOAD),
+]
+
+
+@pytest.fixture(scope="module")
+def load(ahead: Ahead) -> Iterator[Load]:
+    """With an MLP server, which is up."""
+    load = ahead.take(LOAD)
+    with telling(load.running):  # those that tests start are in the list as well
         for server in load.attn:
             wait_ready(server)
         say("servers under load: ready")
@@ -123,6 +142,31 @@ def test_steps_that_are_given_up_are_made_up_for_once_the_server_is_back(
     load.start_mlp()
 
     assert finish_all(streams) == expected
-    patient, hasty = (server.get("/afd/v1/status")[1] for server in load.attn)
-    assert patient["num_retracted_requests"] == 0
-    assert hasty["num_failed_requests"] == patient["num_failed_requests"] == 0
+    patient, hasty, eager = (server.get("/afd/v1/status")[1] for server in load.attn)
+    assert patient["num_retracted_requests"] == eager["num_retracted_requests"] == 0
+    assert [each["num_failed_requests"] for each in (patient, hasty, eager)] == [0, 0, 0]
+
+
+def test_an_attention_server_that_stands_still_holds_the_others_for_a_heartbeat(
+    load: Load, expected: list[list[int]]
+) -> None:
+    streams = load.begin()
+    held = {stream for stream in streams if stream.url == load.eager.url}
+    others = [stream for stream in streams if stream not in held]
+    losses = [server.get("/afd/v1/status")[1]["num_losses"] for server in load.attn]
+
+    load.eager.signal_tree(signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    try:
+        finish_all(others)  # while it stands still
+        num_held = max(len(stream.tokens) for stream in held)
+    finally:
+        load.eager.signal_tree(signal.SIGCONT)
+
+    assert finish_all(streams) == expected
+    assert num_held < NUM_TOKENS
+    gap_s = max(stream.longest_gap_s(stopped_s) for stream in others)
+    gpu_report.record("longest gap beside an attention server that was stopped, s", round(gap_s, 2))
+    now = [server.get("/afd/v1/status")[1]["num_losses"] for server in load.attn]
+    assert now[:2] == losses[:2]  # the others lost nobody
+    assert now[2] > losses[2]  # it was forgotten, and attached again

@@ -24,7 +24,6 @@ from gpu_questions import (
 from servers import Server, Zygote
 
 
-
 @dataclass(frozen=True)
 class Words:
     """Of stock SGLang on texts that it wrote itself."""

@@ -130,9 +130,7 @@ def continue_texts(urls: Sequence[str], texts: Sequence[Text]) -> list[Continuat
     differently does not change what comes after.
     """
     places = [(text, cut) for text in texts for cut in range(0, NUM_TOKENS, STRIDE)]
-    return at_once(
-        lambda number: _continue(urls[number % len(urls)], *places[number]), len(places)
-    )
+    return at_once(lambda number: _continue(urls[number % len(urls)], *places[number]), len(places))
 
 
 def _continue(url: str, text: Text, cut: int) -> Continuation:

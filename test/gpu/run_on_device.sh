@@ -1,0 +1,134 @@
+#!/bin/bash
+# Run the GPU tests in phases, on a machine that is lent for minutes: run_on_device.sh [OPTION...]
+#
+#   --out DIR         what is kept: gpu_suite.json, summary.txt, logs.tar.xz, jit.tar.xz
+#                     (default: $OUT, or else out)
+#   --phases A,B,...  which, in this order (default: all; --list shows them)
+#   --within S        start no phase after S seconds, and cut the last one off (default 3600)
+#   --jit FILE        compiled kernels that an earlier run kept as jit.tar.xz
+#   --pytest "ARGS"   more arguments for every phase, such as "-x"
+#   --list            show the phases with their limits
+#
+# Each phase is a pytest of its own, so that one that hangs or breaks the GPU's context does not take
+# the others along. One that reaches its limit is interrupted, says what its servers do, and 30 s
+# later it is killed with all that it started. PYTHON is the Python with SGLang (default: python3).
+# Ends with 1 where a phase failed.
+set -u
+root=$(cd "$(dirname "$0")/../.." && pwd)
+python=${PYTHON:-python3}
+out=${OUT:-out} chosen= within=3600 jit= more=
+fast="gpu and not slow"
+
+# Name, limit in seconds, marks, and what pytest runs.
+phases() {
+    cat <<EOF
+kernels 60 $fast: test/gpu/test_cuda_ipc_kernels.py test/gpu/test_full_queue.py
+contract 90 gpu: test/contract
+stress 120 gpu: test/gpu/test_cuda_ipc_stress.py
+sanitizer 150 gpu: test/gpu/test_cuda_ipc_sanitizer.py
+covering 210 $fast: test/gpu/test_zygote.py test/gpu/test_covering_set.py
+faults 150 $fast: test/gpu/test_faults.py test/gpu/test_padding.py test/gpu/test_fp8.py test/gpu/test_hidden_states.py
+restart 180 $fast: test/gpu/test_restart.py test/gpu/test_rank_restart.py
+launch 200 $fast: test/gpu/test_launch.py
+fatal 160 gpu: test/gpu/test_fatal_fault.py
+EOF
+}
+
+# Not run unless chosen.
+others() {
+    cat <<EOF
+suite 480 $fast: test/gpu
+queue 60 gpu and slow: test/gpu/test_full_queue.py
+killrank 150 gpu and slow: test/gpu/test_rank_restart.py
+large 200 gpu and slow: test/gpu/test_launch.py
+EOF
+}
+
+while [ $# -gt 0 ]; do
+    case $1 in
+        --out) out=$2; shift 2 ;;
+        --phases) chosen=${2//,/ }; shift 2 ;;
+        --within) within=$2; shift 2 ;;
+        --jit) jit=$2; shift 2 ;;
+        --pytest) more=$2; shift 2 ;;
+        --list) phases; echo "unless chosen, not:"; others; exit 0 ;;
+        *) sed -n '2,/^set/p' "$0" | grep '^#'; exit 2 ;;
+    esac
+done
+[ -n "$chosen" ] || chosen=$(phases | cut -d' ' -f1)
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+work=$(mktemp -d)
+temporary=${TMPDIR:-/tmp}
+cd "$root" || exit 2
+export PYTHONPATH="$root:$root/test/support${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+# Every process of a phase inherits this.
+export SGLANG_AFD_PHASE_MARK=$$-$RANDOM$RANDOM
+
+restore_jit() {
+    [ -z "$jit" ] || { tar xJf "$jit" -C "$HOME" --exclude='tmp/*' && tar xJf "$jit" -C / --wildcards 'tmp/*'; } \
+        || echo "no compiled kernels: $jit cannot be unpacked"
+}
+
+save_jit() {
+    local names=() name
+    for name in .triton .cache/flashinfer; do [ -d "$HOME/$name" ] && names+=(-C "$HOME" "$name"); done
+    for name in "$temporary"/torchinductor_*; do [ -d "$name" ] && names+=(-C / "${name#/}"); done
+    [ ${#names[@]} -eq 0 ] || tar cf - "${names[@]}" 2>/dev/null | xz -T0 -3 >"$out/jit.tar.xz"
+}
+
+# Ends what a phase left, told by the mark in its environment.
+sweep() {
+    local pid
+    for pid in $(grep -lsz "^SGLANG_AFD_PHASE_MARK=$SGLANG_AFD_PHASE_MARK\$" /proc/[0-9]*/environ | cut -d/ -f3); do
+        if [ "$pid" != $$ ] && kill -9 "$pid" 2>/dev/null; then echo "was left running: $pid"; fi
+    done
+}
+
+run_phase() { # name, limit, marks, paths...
+    local name=$1 limit=$2 marks=$3 began=$SECONDS left=$((within - SECONDS)) code
+    shift 3
+    mkdir -p "$work/$name"
+    if [ "$left" -lt 20 ]; then
+        echo "not run: no time was left" >"$work/$name/not_run"
+        return
+    fi
+    [ "$limit" -le "$left" ] || limit=$left
+    echo "==== $name, at most $limit s"
+    # shellcheck disable=SC2086
+    OUT="$work/$name" timeout --foreground -s INT -k 30 "$limit" \
+        env --default-signal=INT "$python" -m pytest -s -m "$marks" \
+        --basetemp="$work/$name/tmp" --junitxml="$work/$name/junit.xml" -o junit_logging=no $more "$@" \
+        >"$work/$name/log" 2>&1
+    code=$?
+    sweep >>"$work/$name/log"
+    echo "$code $((SECONDS - began))" >"$work/$name/ended"
+    grep -E '^(FAILED|ERROR) |^\[ *[0-9.]+ s\] .*: (ready|done)' "$work/$name/log" | cut -c1-300
+    tail -n 1 "$work/$name/log" | cut -c1-300
+    # What servers printed is kept in full where something failed.
+    if [ "$code" != 0 ]; then
+        mkdir -p "$work/$name/servers"
+        find "$work/$name/tmp" -name '*.log' -exec cp {} "$work/$name/servers/" \;
+    fi
+    rm -rf "$work/$name/tmp"
+}
+
+restore_jit
+for name in $chosen; do
+    line=$({ phases; others; } | grep "^$name ") || { echo "no phase is called $name"; exit 2; }
+    set -f
+    # shellcheck disable=SC2086
+    set -- ${line#*: }
+    set +f
+    head=${line%%: *}
+    rest=${head#* }
+    run_phase "$name" "${rest%% *}" "${rest#* }" "$@"
+done
+save_jit
+"$python" test/support/gpu_summary.py "$work" "$out/gpu_suite.json" $chosen >"$out/summary.txt"
+failed=$?
+tar cf - -C "$work" . | xz -T0 -3 >"$out/logs.tar.xz"
+rm -rf "$work"
+cat "$out/summary.txt"
+ls -l "$out"
+exit $failed
