@@ -52,8 +52,9 @@ class Rank:
         rank: int = 0,
         num_ranks: int = 1,
         max_unit_rows: int = 256,
+        max_peers: int = 8,
     ) -> None:
-        self.table = PeerTable(max_peers=8, rank=rank, device=0)
+        self.table = PeerTable(max_peers=max_peers, rank=rank, device=0)
         each = NUM_EXPERTS // num_ranks
         self.exchange = UnitExchange(
             self.table,
