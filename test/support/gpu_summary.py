@@ -32,7 +32,7 @@ class Phase:
 
     @property
     def is_good(self) -> bool:
-        """Did it run to its end with nothing failed?"""
+        """Did it run to its end, not all of it skipped, with nothing failed?"""
         return self.outcome == "passed"
 
 
@@ -51,6 +51,8 @@ def read(directory: Path, name: str) -> Phase:
         _read_report(report, phase)
     else:
         _read_suite(_suite(directory / name), phase)
+    if phase.is_good and phase.passed == 0:
+        phase.outcome = "skipped"
     return phase
 
 
