@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -71,7 +70,7 @@ class Rank:
 
     def open(self, slab: Slab, epoch: int) -> int:
         """Map a slab; the link is the caller's."""
-        return self.table.open((os.dup(slab.fds[0]), slab.fds[1]), slab.shape, epoch)
+        return self.table.open(slab.fds, slab.shape, epoch)
 
     def heard(self, index: int) -> Sequence[Dispatch]:
         """Wait until a doorbell of this peer has rung."""

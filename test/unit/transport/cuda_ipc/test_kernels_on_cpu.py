@@ -6,22 +6,20 @@ What a GPU adds - memory order, streams, graphs, two processes - is tested in te
 from __future__ import annotations
 
 import functools
-import mmap
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import cuda_on_cpu
-import numpy as np
 import one_sided
 import pytest
 import torch
+from mapped_slab import Mapped
 from one_sided import LAYER_IDS, NUM_EXPERTS, Rank, make_rows, make_shape, member, reference, weigh
 from torch import Tensor
 
 from sglang_afd.protocol.messages import Dispatch, Kind
 from sglang_afd.transport.cuda_ipc import kernels, layout, peer_table, slab, units
-from sglang_afd.transport.cuda_ipc.doorbells import Doorbells
 from sglang_afd.transport.cuda_ipc.layout import EVERY_ROW, SlabShape, WaitPolicy
 from sglang_afd.transport.cuda_ipc.slab import Slab
 
@@ -87,61 +85,6 @@ def gpu(compile_: Compile, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
         each.close()
 
 
-class Mapped:
-    """A slab and its doorbell page as another process has them."""
-
-    def __init__(self, made: Slab) -> None:
-        self.shape = made.shape
-        self._bytes = torch.frombuffer(
-            mmap.mmap(made.fds[0], made.shape.num_bytes), dtype=torch.uint8
-        )
-        page = mmap.mmap(made.fds[1], layout.DOORBELL_BYTES, prot=mmap.PROT_READ)
-        self.doorbells = Doorbells(memoryview(page), made.shape.num_slots)
-        self.line = np.frombuffer(page, np.uint32)
-
-    def words(self, slot: int) -> Tensor:
-        """Of one slot."""
-        start = self.shape.slot_offset(slot)
-        return self._bytes[start : start + layout.PAGE_BYTES].view(torch.int32)
-
-    def area(self, slot: int, name: str, width: int, dtype: torch.dtype) -> Tensor:
-        """All rows of one area; of the first rank if they are replies."""
-        start = self.shape.slot_offset(slot, name)
-        num_bytes = self.shape.max_rows * width * dtype.itemsize
-        return self._bytes[start : start + num_bytes].view(dtype).view(-1, width)
-
-    def request(self, slot: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden states in the dtype of the model, ids and weights."""
-        shape = self.shape
-        return (
-            self.area(slot, "hidden_states", shape.hidden_size, getattr(torch, shape.dtype)),
-            self.area(slot, "topk_ids", shape.top_k, torch.int32),
-            self.area(slot, "topk_weights", shape.top_k, torch.float32),
-        )
-
-    def replies(self, slot: int, rank: int) -> Tensor:
-        """What a rank replies."""
-        shape = self.shape
-        start = shape.slot_offset(slot, "replies") + rank * shape.reply_bytes
-        rows = self._bytes[start : start + shape.max_rows * shape.row_bytes]
-        return rows.view(getattr(torch, shape.dtype)).view(-1, shape.hidden_size)
-
-    def fill(self, value: int) -> None:
-        """Every byte of every slot but its words, and the page of words behind the first line."""
-        for slot in range(self.shape.num_slots):
-            start = self.shape.slot_offset(slot)
-            stop = start + self.shape.areas["end"]
-            self._bytes[start + layout.PAGE_BYTES : stop] = value
-
-    def copy(self) -> Tensor:
-        """All that the slots hold now."""
-        return self._bytes[layout.PAGE_BYTES :].clone()
-
-    def is_pending(self, slot: int) -> bool:
-        """Has what is in the slot not been replied to by all?"""
-        return not self.words(slot)[layout.ALL_REPLIED]
-
-
 def _send(made: Slab, slot: int, layer_id: int, inputs: Sequence[Tensor], *, step: int = 1) -> None:
     made.stage_step(step=step, kind=Kind.DECODE, num_micro_batches=2, num_rows=EVERY_ROW)
     made.dispatch(slot, layer_id, *inputs, rings=True)
@@ -151,9 +94,6 @@ def _exchange_to_hear(rank: Rank, made: Slab, index: int, inputs: Sequence[Tenso
     """Slot 0, layer 3, and the rank's host knows of it."""
     _send(made, 0, 3, inputs)
     assert rank.table.rung(index)
-
-
-# ---- dispatch
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -266,9 +206,6 @@ def _quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
     groups = rows.float().view(len(rows), -1, layout.FP8_GROUP)
     scales = groups.abs().amax(2).clamp(min=1e-10) / 448
     return (groups / scales[:, :, None]).to(torch.float8_e4m3fn).view(rows.shape), scales
-
-
-# ---- plan and pull
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -504,9 +441,6 @@ def test_whole_chunks_of_what_is_read_next_are_asked_for_once(gpu: Gpu, num_byte
     assert not wanted or (begin, end) == (weights.data_ptr(), weights.data_ptr() + wanted)
 
 
-# ---- push
-
-
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 def test_only_the_last_rank_completes_an_exchange(gpu: Gpu, order: Sequence[int]) -> None:
     shape = make_shape(max_ranks=3)
@@ -545,9 +479,6 @@ def test_a_rank_of_an_epoch_that_is_over_does_not_answer(gpu: Gpu, epoch: int) -
     assert torch.equal(made.combine(0, 8), reference(inputs))
 
 
-# ---- sum
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_partial_sums_are_added_in_rank_order_and_float32(
@@ -580,9 +511,6 @@ def test_nothing_is_added_while_nobody_is_attached(gpu: Gpu) -> None:
     total = made.combine(0, 8)
 
     assert (total.contiguous().view(torch.uint8) == 0x3F).all()
-
-
-# ---- the link
 
 
 def test_who_attaches_is_asked_for_what_is_pending_and_only_that(gpu: Gpu) -> None:
@@ -648,9 +576,6 @@ def test_a_wait_ends_with_the_reply(gpu: Gpu) -> None:
     assert is_waiting and torch.equal(totals[0], reference(inputs))
 
 
-# ---- all of it
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_steps_go_through_all_layers(gpu: Gpu, dtype: str, num_ranks: int) -> None:
@@ -676,8 +601,6 @@ def test_steps_go_through_all_layers(gpu: Gpu, dtype: str, num_ranks: int) -> No
     assert torch.equal(got, wanted) and got.any()
     assert all(rank.exchange.num_done == 6 and not rank.exchange.error for rank in ranks)
 
-
-# ---- faults that must be seen
 
 FAULTS: dict[str, tuple[str, str, Callable[[Gpu], None]]] = {
     "a reply after every piece": (
