@@ -160,11 +160,6 @@ def set_words(stream: int, address: int, value: int, number: int = 1) -> None:
     (ctypes.c_uint32 * number).from_address(address)[:] = [value] * number
 
 
-def copy_to_device(stream: int, address: int, host: int, num_bytes: int) -> None:
-    """See `driver.copy_to_device`."""
-    ctypes.memmove(address, host, num_bytes)
-
-
 # What stands in for torch.
 
 

@@ -209,11 +209,6 @@ def set_words(stream: int, address: int, value: int, number: int = 1) -> None:
     check(driver.cuMemsetD32Async(address, value, number, stream))
 
 
-def copy_to_device(stream: int, address: int, host: int, num_bytes: int) -> None:
-    """Copy from pinned memory, in stream order."""
-    check(driver.cuMemcpyHtoDAsync(address, host, num_bytes, stream))
-
-
 class _CudaArray:
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {

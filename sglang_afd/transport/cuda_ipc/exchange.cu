@@ -218,6 +218,15 @@ __device__ void ring(u32* words, u32* doorbell) {
   store_release(doorbell, rings);
 }
 
+// What the next dispatches say of their step. A kernel, since a copy of twenty bytes would change over
+// to the copy engine and back.
+extern "C" __global__ void afd_stage_step(u32* control, u32 step_low, u32 step_high, u32 kind,
+                                          u32 num_micro_batches, u32 num_rows) {
+  u32* step = control + STEP_WORDS;
+  step[0] = step_low, step[1] = step_high;
+  step[2] = kind, step[3] = num_micro_batches, step[4] = num_rows;
+}
+
 // Puts the rows of one micro-batch into its slot and tells every rank. One block for each row that
 // there may be; those beyond the step's own rows never leave.
 extern "C" __global__ void afd_dispatch(u32* control, u32* words, u32* doorbell,

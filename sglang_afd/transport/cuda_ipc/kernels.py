@@ -34,7 +34,7 @@ def module(device: int, dtype: str) -> driver.Module:
         "CONTROL_WORDS": PAGE_BYTES // 4,
     }
     made = driver.Module(source, "exchange.cu", device, definitions)
-    for name in ("dispatch", "wait", "sum", "set_link", "plan", "pull", "push"):
+    for name in ("stage_step", "dispatch", "wait", "sum", "set_link", "plan", "pull", "push"):
         made.function(f"afd_{name}")
     return made
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 import threading
 
 import torch
@@ -16,10 +15,6 @@ from sglang_afd.transport.cuda_ipc.kernels import POINTER, U32, U64, VECTOR_BYTE
 from sglang_afd.transport.cuda_ipc.layout import LinkWord, SlabShape, WaitPolicy
 from sglang_afd.transport.cuda_ipc.streams import own_stream
 
-_RING = 64  # pinned blocks for step words; two steps are in flight
-_LAP = 16  # blocks from one event to the next: an event costs more than all else of a step
-_BLOCK_BYTES = 32
-_STEP = struct.Struct(f"<{layout.NUM_STEP_WORDS}I")
 _SUM_BLOCKS = 64
 _WORD = torch.int32
 
@@ -52,11 +47,6 @@ class Slab:
         self._control_lock = threading.Lock()
         self._control_stream = own_stream(device, is_urgent=True)  # it ends waits
         self._stream = self._control_stream.cuda_stream
-        self._staged = torch.zeros(_RING * _BLOCK_BYTES, dtype=torch.uint8, pin_memory=True)
-        self._staged_bytes = self._staged.numpy().data
-        self._staged_at = self._staged.data_ptr()
-        self._copied = [torch.cuda.Event() for _ in range(_RING // _LAP)]  # the last of each lap
-        self._num_staged = 0
         dtype = getattr(torch, shape.dtype)
         self._replies = [
             self._memory.view(
@@ -122,28 +112,20 @@ class Slab:
             num_micro_batches: Those with rows.
             num_rows: Of all micro-batches; `layout.EVERY_ROW` where no tensor is padded.
         """
-        lap, in_lap = divmod(self._num_staged % _RING, _LAP)
-        start = (lap * _LAP + in_lap) * _BLOCK_BYTES
-        self._num_staged += 1
-        if in_lap == 0:
-            self._copied[lap].synchronize()  # whoever runs ahead by a whole ring waits
-        _STEP.pack_into(
-            self._staged_bytes,
-            start,
-            step & 0xFFFFFFFF,
-            step >> 32,
-            layout.KINDS.index(kind),
-            num_micro_batches,
-            num_rows,
-        )
-        driver.copy_to_device(
+        driver.launch(
+            self._module.function("afd_stage_step"),
             driver.current_stream(self.device),
-            self._memory.address + layout.STEP_WORDS * 4,
-            self._staged_at + start,
-            _STEP.size,
+            1,
+            1,
+            kernels.arguments(
+                (self._memory.address, POINTER),
+                (step & 0xFFFFFFFF, U32),
+                (step >> 32, U32),
+                (layout.KINDS.index(kind), U32),
+                (num_micro_batches, U32),
+                (num_rows, U32),
+            ),
         )
-        if in_lap == _LAP - 1:
-            self._copied[lap].record()
 
     def dispatch(
         self,
