@@ -1,6 +1,6 @@
 """What an exchange costs beside the experts: dispatch and combine of each layer, against copies.
 
-Two processes on one GPU. The attention process runs a CUDA graph of 48 x (dispatch, wait, sum), the
+Two processes on one GPU. The attention process runs a CUDA graph of 48 x (dispatch, wait), the
 MLP process one of 48 x (plan, pull, push) that is enqueued ahead of the rows and gives them back as
 they came; what came back is checked. Under MPS, which is started if there is none.
 

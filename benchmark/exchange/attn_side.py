@@ -19,7 +19,7 @@ from sglang_afd.transport.cuda_ipc.slab import Slab
 
 COLD_BYTES = 128 * 2**20  # between two uses of a buffer; L2 holds 50 to 60 MB
 TOP_K = 8
-MAX_RANKS = 4
+MAX_RANKS = 1
 MAX_ROWS = 1024
 SLEEP_CYCLES = 2_000_000  # about a millisecond, in which both sides enqueue their graphs
 # Of a value: e4m3 has three bits of mantissa, and a row is read back in bfloat16.
