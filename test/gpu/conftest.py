@@ -35,7 +35,7 @@ from gpu_ahead import Ahead, Key, Setup, Stage
 from gpu_fleet import IS_CPU, say
 from gpu_oracles import Oracles
 from gpu_sanitizer import Sanitizers
-from servers import Zygote
+from servers import Zygote, print_tails
 
 from sglang_afd.fleet.mps import private_mps
 
@@ -96,6 +96,26 @@ def pytest_sessionstart() -> None:
     gpu_report.begin()
 
 
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Write down which test runs, for when it never ends."""
+    gpu_report.note_start(nodeid)
+
+
+def pytest_exception_interact() -> None:
+    """Say what servers do when a test fails, also by its time limit."""
+    _tell()
+
+
+def pytest_keyboard_interrupt() -> None:
+    """The same when all tests are cut off."""
+    _tell()
+
+
+def _tell() -> None:
+    for backstage in _backstages:
+        print_tails(backstage.ahead.in_use())
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Write down how each test went."""
     if "/gpu/" in report.nodeid:
@@ -129,6 +149,9 @@ class _Backstage:
         self.ahead.close()
         self.oracles.close()
         self.zygote.close()
+
+
+_backstages: list[_Backstage] = []  # of this session, once it is prepared
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -188,7 +211,8 @@ def _prepare(
         oracles.start(key)
     ahead = Ahead(stage, setups)
     ahead.fill()
-    return _Backstage(zygote, stage.models, oracles, ahead)
+    _backstages.append(_Backstage(zygote, stage.models, oracles, ahead))
+    return _backstages[0]
 
 
 @pytest.fixture(scope="session")

@@ -76,6 +76,7 @@ class Ahead:
         self._most_servers = most_servers
         self._started: dict[str, HasServers] = {}
         self._servers: list[Server] = []
+        self._taken: list[HasServers] = []
 
     def fill(self) -> None:
         """Start what fits beside the servers that live."""
@@ -88,12 +89,18 @@ class Ahead:
         if setup.name not in self._started:
             self._start(setup)
         taken: Any = self._started.pop(setup.name)
+        self._taken.append(taken)
         self.fill()
         return taken  # type: ignore[no-any-return]
 
+    def in_use(self) -> list[Server]:
+        """Servers of the running test that live, those included that it started itself."""
+        every = [server for taken in self._taken for server in taken.servers]
+        return [server for server in every if server.is_alive()]
+
     def close(self) -> None:
         """End what nobody took, and what a test left."""
-        for server in self._servers:
+        for server in [*self._servers, *self.in_use()]:
             if server.is_alive():
                 server.kill_tree()
 

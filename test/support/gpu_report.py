@@ -46,6 +46,12 @@ def record(name: str, value: Any) -> None:
     _write()
 
 
+def note_start(name: str) -> None:
+    """Which test runs."""
+    _content["running"] = name
+    _write()
+
+
 def note_test(report: pytest.TestReport) -> None:
     """How one phase of a test ended, how long it took, and what was wrong."""
     test = _content["tests"].setdefault(report.nodeid, {"outcome": report.outcome})
@@ -54,6 +60,8 @@ def note_test(report: pytest.TestReport) -> None:
     if report.failed and "error" not in test:
         test["error"] = _first_line(report)
     test[f"{report.when}_s"] = round(report.duration, 2)
+    if report.when == "teardown":
+        _content["running"] = None
     _content["total_s"] = round(time.monotonic() - _began_s, 1)
     _write()
 

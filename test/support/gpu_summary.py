@@ -27,6 +27,7 @@ class Phase:
     passed: int = 0
     failed: int = 0
     skipped: int = 0
+    running: str | None = None  # the test in which it was cut off
     failures: list[tuple[str, str]] = field(default_factory=list)  # test, first line
     skips: list[str] = field(default_factory=list)  # reasons
 
@@ -46,11 +47,13 @@ def read(directory: Path, name: str) -> Phase:
     phase.outcome = {0: "passed", 1: "failed", 124: "cut off", 137: "killed"}.get(
         code, f"rc {code}"
     )
+    suite = _suite(directory / name)
+    phase.running = suite.get("running") if not phase.is_good else None
     report = directory / name / "junit.xml"
     if report.exists():
         _read_report(report, phase)
     else:
-        _read_suite(_suite(directory / name), phase)
+        _read_suite(suite, phase)
     if phase.is_good and phase.passed == 0:
         phase.outcome = "skipped"
     return phase
@@ -104,6 +107,7 @@ def table(phases: Sequence[Phase]) -> str:
         for each in phases
     ]
     for each in phases:
+        lines += [f"{each.name}: cut off in {each.running}"] if each.running else []
         lines += [f"{each.name}: FAILED {test}: {line}" for test, line in each.failures]
         lines += [f"{each.name}: skipped: {reason}" for reason in sorted(set(each.skips))]
     return "\n".join(lines)

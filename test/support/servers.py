@@ -234,7 +234,7 @@ def print_tails(servers: Sequence[Server], num_characters: int = 4000) -> None:
     """
     for server in servers:
         server.write_stacks()
-    time.sleep(0.5)
+    time.sleep(0.5 if servers else 0)
     for server in servers:
         print(f"==== {server.log.name}\n{server.text()[-num_characters:]}", flush=True)
 

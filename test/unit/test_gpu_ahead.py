@@ -80,8 +80,12 @@ def test_nothing_lives_on_after_the_end_taken_or_not() -> None:
     starts = Starts()
     first, second = starts.setup("a", 1), starts.setup("b", 2)
     ahead = _ahead([first, second], 8)
-    ahead.take(first)
+    taken = ahead.take(first)
+    taken.servers.append(FakeServer())  # a test's own
 
+    in_use = ahead.in_use()
     ahead.close()
 
+    assert in_use == taken.servers
+    assert not any(server.is_running for server in taken.servers)
     assert [server.is_running for server in starts.servers] == [False] * 3

@@ -24,7 +24,7 @@ esac
 for argument in "$@"; do case $argument in --junitxml=*) xml=${{argument#*=}} ;; esac; done
 mkdir -p "$OUT/tmp/servers0"
 echo said >"$OUT/tmp/servers0/01-stock.log"
-printf '{{"measured": {{"x": 1}}}}' >"$OUT/gpu_suite.json"
+printf '{{"measured": {{"x": 1}}, "running": "t.py::slow"}}' >"$OUT/gpu_suite.json"
 echo '<testsuite><testcase classname="a.b" name="c">'"$body"'</testcase></testsuite>' >"$xml"
 exit $code
 """
@@ -66,7 +66,8 @@ def test_a_phase_that_fails_is_told_with_its_first_line_and_the_next_ones_run(ho
     assert "./kernels/servers/01-stock.log" in names
     assert "./covering/log" in names and "./covering/servers" not in names
     suite = json.loads((home / "out" / "gpu_suite.json").read_text())
-    assert suite["covering"] == {"measured": {"x": 1}}
+    assert suite["covering"]["measured"] == {"x": 1}
+    assert "kernels: cut off in t.py::slow" in lines
     assert (home / "out" / "jit.tar.xz").exists()
 
 
