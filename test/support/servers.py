@@ -137,7 +137,7 @@ class Server:
                 if os.getpgid(pid) == self.pid and catches >> (signal.SIGUSR2 - 1) & 1:
                     os.kill(pid, signal.SIGUSR2)
 
-    def signal_tree(self, number: signal.Signals) -> None:
+    def signal_tree(self, number: int) -> None:
         """To the process and its children at once."""
         os.killpg(self.pid, number)
 
