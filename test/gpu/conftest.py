@@ -9,7 +9,7 @@ What kills servers comes last. On 16 cores and a machine whose kernels are compi
     0 - 10     pytest begins; SGLang's import and compute-sanitizer begin beside it
     10 - 45    kernels 5, full queue 15, stress 15
     45 - 75    compute-sanitizer ends; the first twenty servers are ready
-    75 - 150   covering set: 3 for each combination whose servers are there
+    75 - 150   covering set: 4 for each combination whose servers are there
     150 - 190  faults, padding, FP8, hidden states
     190 - 270  restarts: each new MLP server takes 12
     270 - 340  launch: it imports SGLang anew

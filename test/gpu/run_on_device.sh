@@ -26,18 +26,18 @@ kernels 60 $fast: test/gpu/test_cuda_ipc_kernels.py test/gpu/test_full_queue.py
 contract 90 gpu: test/contract
 stress 120 gpu: test/gpu/test_cuda_ipc_stress.py
 sanitizer 150 gpu: test/gpu/test_cuda_ipc_sanitizer.py
-covering 210 $fast: test/gpu/test_zygote.py test/gpu/test_covering_set.py
-faults 150 $fast: test/gpu/test_faults.py test/gpu/test_padding.py test/gpu/test_fp8.py test/gpu/test_hidden_states.py
-restart 180 $fast: test/gpu/test_restart.py test/gpu/test_rank_restart.py
+covering 270 $fast: test/gpu/test_zygote.py test/gpu/test_covering_set.py
+faults 200 $fast: test/gpu/test_faults.py test/gpu/test_padding.py test/gpu/test_fp8.py test/gpu/test_hidden_states.py
+restart 220 $fast: test/gpu/test_restart.py test/gpu/test_rank_restart.py
 launch 200 $fast: test/gpu/test_launch.py
-fatal 160 gpu: test/gpu/test_fatal_fault.py
+fatal 200 gpu: test/gpu/test_fatal_fault.py
 EOF
 }
 
 # Not run unless chosen.
 others() {
     cat <<EOF
-suite 480 $fast: test/gpu
+suite 540 $fast: test/gpu
 queue 60 gpu and slow: test/gpu/test_full_queue.py
 killrank 150 gpu and slow: test/gpu/test_rank_restart.py
 large 200 gpu and slow: test/gpu/test_launch.py
@@ -74,7 +74,7 @@ save_jit() {
     local names=() name
     for name in .triton .cache/flashinfer; do [ -d "$HOME/$name" ] && names+=(-C "$HOME" "$name"); done
     for name in "$temporary"/torchinductor_*; do [ -d "$name" ] && names+=(-C / "${name#/}"); done
-    [ ${#names[@]} -eq 0 ] || tar cf - "${names[@]}" 2>/dev/null | xz -T0 -3 >"$out/jit.tar.xz"
+    [ ${#names[@]} -eq 0 ] || tar cf - "${names[@]}" 2>/dev/null | xz -T0 -6 >"$out/jit.tar.xz"
 }
 
 # Ends what a phase left, told by the mark in its environment.
