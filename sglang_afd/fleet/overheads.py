@@ -1,7 +1,7 @@
 """Memory of a server that is neither weights, cache nor slots: estimates, all in one place.
 
 Source: estimates for SGLang 0.5.17 and torch 2.11 on an H200, to be replaced by what
-`test/gpu/test_launch_memory.py` prints there.
+`test/gpu/test_launch.py` prints there.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 python=${PYTHON:-python3}
 out=${OUT:-out} chosen= within=3600 jit= more=
+patience=${PHASE_PATIENCE_S:-10}
 fast="gpu and not slow"
 
 # Name, limit in seconds, marks, and what pytest runs.
@@ -62,8 +63,7 @@ work=$(mktemp -d)
 temporary=${TMPDIR:-/tmp}
 cd "$root" || exit 2
 export PYTHONPATH="$root:$root/test/support${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-# Every process of a phase inherits this.
-export SGLANG_AFD_PHASE_MARK=$$-$RANDOM$RANDOM
+mark=SGLANG_AFD_PHASE=$$-$RANDOM$RANDOM # every process of a phase inherits it
 
 restore_jit() {
     [ -z "$jit" ] || { tar xJf "$jit" -C "$HOME" --exclude='tmp/*' && tar xJf "$jit" -C / --wildcards 'tmp/*'; } \
@@ -77,11 +77,19 @@ save_jit() {
     [ ${#names[@]} -eq 0 ] || tar cf - "${names[@]}" 2>/dev/null | xz -T0 -6 >"$out/jit.tar.xz"
 }
 
-# Ends what a phase left, told by the mark in its environment.
+left_over() { # processes of this run, told by the mark in their environment
+    grep -lsz "^$mark\$" /proc/[0-9]*/environ | cut -d/ -f3
+}
+
+# Ends what a phase left. MPS daemons and servers of a phase that was killed end by themselves soon.
 sweep() {
-    local pid
-    for pid in $(grep -lsz "^SGLANG_AFD_PHASE_MARK=$SGLANG_AFD_PHASE_MARK\$" /proc/[0-9]*/environ | cut -d/ -f3); do
-        if [ "$pid" != $$ ] && kill -9 "$pid" 2>/dev/null; then echo "was left running: $pid"; fi
+    local pid tries=$((patience * 2))
+    while [ "$tries" -gt 0 ] && [ -n "$(left_over)" ]; do
+        sleep 0.5
+        tries=$((tries - 1))
+    done
+    for pid in $(left_over); do
+        if kill -9 "$pid" 2>/dev/null; then echo "was left running: $pid"; fi
     done
 }
 
@@ -97,7 +105,7 @@ run_phase() { # name, limit, marks, paths...
     echo "==== $name, at most $limit s"
     # shellcheck disable=SC2086
     OUT="$work/$name" timeout --foreground -s INT -k 30 "$limit" \
-        env --default-signal=INT "$python" -m pytest -s -m "$marks" \
+        env --default-signal=INT "$mark" "$python" -m pytest -s -m "$marks" \
         --basetemp="$work/$name/tmp" --junitxml="$work/$name/junit.xml" -o junit_logging=no $more "$@" \
         >"$work/$name/log" 2>&1
     code=$?

@@ -44,6 +44,7 @@ def home(tmp_path: Path) -> Path:
 
 def _run(home: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     variables = {"HOME": str(home), "TMPDIR": str(home / "tmp"), "PYTHON": str(home / "python")}
+    variables["PHASE_PATIENCE_S"] = "0"
     return subprocess.run(
         [str(SCRIPT), "--out", str(home / "out"), *argv],
         env={**os.environ, **variables},
