@@ -67,7 +67,7 @@ def test_spoilt_requests_neither_hurt_the_router_nor_reach_a_server(
     assert [target for target in heard if not target.startswith(RELAYED)] == []
     assert len(heard) > NUM_REQUESTS // 20, "too few survived for the run to mean much"
     assert {answer[:12] for answer in answers if answer} <= KNOWN
-    assert [line for line in relay.log if "Traceback" in line] == []
+    assert "Traceback" not in "".join(relay.log), "".join(relay.log[-60:])
     assert relay.process.poll() is None
     assert ask(relay.address, post()).status == 200
 

@@ -200,7 +200,7 @@ class Client:
     Args:
         address: Host and port.
         timeout_s: Of every wait; a wait that outlasts it raises TimeoutError.
-        opened: A socket that is connected already.
+        is_slow_reader: Let the kernel keep as little as it can while nothing is read.
     """
 
     def __init__(
@@ -208,9 +208,20 @@ class Client:
         address: tuple[str, int],
         *,
         timeout_s: float = 20.0,
-        opened: socket.socket | None = None,
+        is_slow_reader: bool = False,
     ) -> None:
-        self.socket = opened or socket.create_connection(address, timeout=timeout_s)
+        is_v6 = ":" in address[0]
+        self.socket = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET)
+        self.socket.settimeout(timeout_s)
+        if is_slow_reader:
+            self._set_receive_buffer(4096)
+            # Small segments, as on a real network: the sender's buffer grows with their size.
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1400)
+        try:
+            self.socket.connect(address)
+        except OSError:
+            self.socket.close()
+            raise
         self.data = b""
         self.has_ended = False
 
@@ -224,6 +235,13 @@ class Client:
         """Send all, or as much as the other side takes before it closes."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.socket.sendall(data)  # where it closes, its answer says why
+
+    def read_fast(self) -> None:
+        """Let the kernel keep much unread from now on."""
+        self._set_receive_buffer(1 << 20)
+
+    def _set_receive_buffer(self, num_bytes: int) -> None:
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, num_bytes)
 
     def end(self) -> None:
         """Send nothing more."""

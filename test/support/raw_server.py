@@ -23,6 +23,7 @@ STATUS_PATH = b"/afd/v1/status"
 ANSWER = re.compile(rb"[?&]answer=([\w.-]+)")
 CASE = re.compile(rb"[?&]case=([\w.-]+)")
 DEADLINE_S = 20.0
+SEND_BUFFER_BYTES = 64 * 1024  # small, so that a slow reader is felt here
 LOOK_AGAIN_S = 0.02  # whether the client is there still
 
 Script = Callable[["Talk"], Awaitable[None]]
@@ -88,7 +89,7 @@ class RawServer:
     seen: list[Message] = field(default_factory=list)  # whole requests, polls left out
     malformed: list[tuple[str, bytes]] = field(default_factory=list)  # why, and the bytes
     left: list[bytes] = field(default_factory=list)  # targets whose client left before the end
-    num_sent_bytes: int = 0
+    num_sent_bytes: int = 0  # answers to polls left out
 
     @property
     def url(self) -> str:
@@ -135,7 +136,9 @@ class RawServer:
         self._stopped, self.gate = asyncio.Event(), asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         server = await asyncio.start_server(self._connect, self.host, self.port, backlog=1024)
-        self.port = server.sockets[0].getsockname()[1]
+        (listener,) = server.sockets
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        self.port = listener.getsockname()[1]
         started.set()
         await self._stopped.wait()
         server.close()
@@ -181,7 +184,7 @@ class RawServer:
 
     async def _answer(self, talk: Talk, reader: asyncio.StreamReader) -> None:
         if talk.request.target.partition(b"?")[0] == STATUS_PATH:
-            await talk.send(whole(json.dumps(self.status).encode()))
+            talk.writer.write(whole(json.dumps(self.status).encode()))
             return
         self.seen.append(talk.request)
         name = ANSWER.search(talk.request.target)

@@ -319,12 +319,12 @@ REFUSED: dict[str, Refused] = {
     "a_chunk_extension_with_a_nul": Refused(_chunk_body(b"2;a\x00b\r\n{}\r\n" + END)),
     "a_malformed_trailer": Refused(_chunk_body(b"2\r\n{}\r\n0\r\nno colon\r\n\r\n")),
     # First lines.
-    "no_version": Refused(_first(b"POST /generate?case=bad")),
+    "no_version": Refused(_first(b"POST /generate?case=bad"), (400, 505)),
     "http_2": Refused(_first(b"POST /generate?case=bad HTTP/2.0"), (400, 505)),
     "http_9_9": Refused(_first(b"POST /generate?case=bad HTTP/9.9"), (400, 505)),
     "http_0_9": Refused(_first(b"POST /generate?case=bad HTTP/0.9"), (400, 505)),
     "a_version_with_a_tail": Refused(_first(b"POST /generate?case=bad HTTP/1.1x")),
-    "a_version_of_another_protocol": Refused(_first(b"POST /generate?case=bad RTSP/1.1")),
+    "a_version_of_another_protocol": Refused(_first(b"POST /generate?case=bad SHTP/1.1")),
     "a_method_in_small_letters": Refused(_first(b"post /generate?case=bad HTTP/1.1"), (400, 405)),
     "an_unknown_method": Refused(_first(b"FROB /generate?case=bad HTTP/1.1"), (400, 405, 501)),
     "a_space_in_the_target": Refused(_first(b"POST /generate?case=bad x HTTP/1.1")),
@@ -356,11 +356,11 @@ REFUSED: dict[str, Refused] = {
         _head(b"Content-Length: 2\r\n", b"{}", b"/generate?case=bad&" + b"a" * 100_000),
         (400, 414, 431),
     ),
-    "trailers_of_100_kb": Refused(
-        _chunk_body(b"2\r\n{}\r\n0\r\n" + b"X-A: 1\r\n" * 12_500 + b"\r\n"), (400, 413, 431)
+    "trailers_of_4_mb": Refused(
+        _chunk_body(b"2\r\n{}\r\n0\r\n" + b"X-A: 1\r\n" * 500_000 + b"\r\n"), (400, 413, 431)
     ),
-    "a_chunk_extension_of_100_kb": Refused(
-        _chunk_body(b"2;" + b"a" * 100_000 + b"\r\n{}\r\n" + END), (400, 413, 431)
+    "a_chunk_extension_of_4_mb": Refused(
+        _chunk_body(b"2;" + b"a" * 4_000_000 + b"\r\n{}\r\n" + END), (400, 413, 431)
     ),
     "a_length_over_the_limit": Refused(_head(b"Content-Length: 999999999999\r\n", b"{}"), (413,)),
     # Cut.
