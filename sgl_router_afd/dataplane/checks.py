@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sgl_router_afd.dataplane.headers import REQUEST_ID, request_lines
 from sgl_router_afd.dataplane.request import Refusal, Request
 
+MAX_LENGTH_DIGITS = 19
 SCHEME = b"http://"
 HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+,;=-]*)(:[0-9]*)?")
 UNDERSTOOD = frozenset(
@@ -39,6 +40,8 @@ def examine(request: Request, version: str, limits: Limits) -> Refusal | None:
         version: HTTP version, "1.1".
         limits: Of this router.
     """
+    if version == "0.9":
+        return _malformed("its first line names no HTTP version")
     if version not in ("1.1", "1.0"):
         return Refusal(505, f"got HTTP/{version}; this router speaks HTTP/1.1 and HTTP/1.0")
     if len(request.headers) > limits.max_headers:
@@ -99,7 +102,7 @@ def _read_framing(request: Request, found: dict[bytes, bytes], limits: Limits) -
             return _malformed("its only transfer coding can be chunked, and that in HTTP/1.1")
         request.is_chunked = True
     elif length is not None:
-        if not length.isdigit():
+        if not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
             return _malformed("its Content-Length is no number")
         request.content_length = int(length)
         if request.content_length > limits.max_body_bytes:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sgl_router_afd.dataplane.relay import Relay
 
 WRITE_HIGH_BYTES = 64 * 1024  # above it the server is read no further
+CHUNK_FRAME_BYTES = 24  # around a piece of a chunked body, without extensions
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # A client that still sends gets that long to read why nothing more is read.
 LINGER_S = 2.0
@@ -43,10 +44,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._requests: deque[Request] = deque()  # the first is being served
         self._incoming = Request()  # the last of them, which the parser fills
         self._exchange: Exchange | None = None
-        self._num_stray_bytes = 0  # read since the last piece of a body or end of a head
+        self._num_read_bytes = 0  # of the request that the parser fills, at most
+        self._num_now_bytes = 0  # in the present read
         self._is_input_over = False  # what still comes is thrown away
         self._is_starting = False
         self._is_reading = True
+        self._is_full = False  # the client reads slowly
         self._waits_for = Wait.REQUEST
         self.deadline_s: float | None = None  # loop time
         self.is_server_full = False
@@ -163,22 +166,28 @@ class ClientConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, num_bytes: int) -> None:
         if self._is_input_over:
             return
-        self._num_stray_bytes += num_bytes
+        self._num_now_bytes = num_bytes
+        self._num_read_bytes += num_bytes
         self._feed(self._relay.reading.view[:num_bytes])
-        if self._num_stray_bytes > self._relay.limits.max_header_bytes:
-            self._refuse_input(checks.too_long_a_head(self._relay.limits))
+        limits = self._relay.limits
+        if self._num_read_bytes > limits.max_header_bytes and self._has_too_much_around(limits):
+            self._refuse_input(checks.too_long_a_head(limits))
         self._serve()
 
     def eof_received(self) -> bool:
         return False
 
     def pause_writing(self) -> None:
+        self._is_full = True
         if self._exchange is not None:
             self._exchange.on_client_full(True)
 
     def resume_writing(self) -> None:
+        self._is_full = False
         if self._exchange is not None:
             self._exchange.on_client_full(False)
+        else:
+            self._serve()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_input_over = True
@@ -192,6 +201,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def on_message_begin(self) -> None:
         self._incoming = Request()
+        self._num_read_bytes = 0 if self._requests else self._num_now_bytes
         self._requests.append(self._incoming)
         self._relay.counters.add(counters.REQUESTS)
         if len(self._requests) == 1:
@@ -210,7 +220,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         request.keeps_alive = parser.should_keep_alive()
         request.refusal = checks.examine(request, parser.get_http_version(), relay.limits)
         limit = relay.limits.max_header_bytes
-        if self._num_stray_bytes > limit and _size_of_head(request) > limit:
+        if self._num_read_bytes > limit and _size_of_head(request) > limit:
             request.refusal = checks.too_long_a_head(relay.limits)
         if request.refusal is not None:
             raise StopParsing
@@ -219,11 +229,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             request.lines.append(b"x-request-id: %b\r\n" % request.request_id)
         request.arrived_s = relay.loop.time()
         request.is_head_whole = True
-        self._num_stray_bytes = 0
 
     def on_body(self, piece: bytes) -> None:
         request = self._incoming
-        self._num_stray_bytes = 0
         request.num_body_bytes += len(piece)
         if request.num_body_bytes > self._relay.limits.max_body_bytes:
             request.refusal = checks.too_large(self._relay.limits)
@@ -235,12 +243,24 @@ class ClientConnection(asyncio.BufferedProtocol):
         else:
             request.pieces.append(piece)
 
+    def on_chunk_header(self) -> None:
+        self._incoming.num_chunks += 1
+
     def on_message_complete(self) -> None:
         request = self._incoming
         request.is_whole = True
         exchange = self._exchange
         if exchange is not None and exchange.is_sending and exchange.request is request:
             exchange.end_body()
+
+    def _has_too_much_around(self, limits: checks.Limits) -> bool:
+        """Whether what is read is too long a head, or too much beside the chunks of a body."""
+        request = self._incoming
+        if request.is_head_whole and not request.is_chunked:
+            return False
+        known = _size_of_head(request) if request.is_head_whole else 0
+        known += request.num_body_bytes + CHUNK_FRAME_BYTES * request.num_chunks
+        return self._num_read_bytes - known > limits.max_header_bytes
 
     def _feed(self, data: memoryview) -> None:
         try:
@@ -272,12 +292,15 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         self._is_starting = True
         try:
-            while self._exchange is None and self._requests and self._serve_first():
+            while self._can_serve() and self._serve_first():
                 pass
         finally:
             self._is_starting = False
         self._check_running()
         self.steer_reading()
+
+    def _can_serve(self) -> bool:
+        return self._exchange is None and bool(self._requests) and not self._is_full
 
     def _serve_first(self) -> bool:
         request = self._requests[0]

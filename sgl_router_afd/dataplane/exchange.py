@@ -191,9 +191,6 @@ class Exchange:
         self._failure = f"{name} {what}"
         if self._has_begun:
             self._break_off()
-        elif connection.is_reused and connection.is_unanswered and self._is_kept():
-            server.close_idle()  # it closed them all, most likely: nothing is known of its health
-            server.connect(self)
         else:
             self._leave_server(counters.FAILED)
             self._replay_or_give_up()

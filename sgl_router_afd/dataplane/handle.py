@@ -91,12 +91,15 @@ class RelayHandle:
     async def start_draining(self, timeout_s: float) -> int:
         """Have it accept nothing more; returns how many requests still run."""
         self._is_draining = True
+        num_running = 0
+        if self._channel is not None:
+            self._channel.send(Drain(timeout_s=timeout_s))
+            num_running = await self._num_running
         for listener in self._listeners:
+            # A process that is about to end holds it, too; this refuses connections at once.
+            listener.shutdown(socket.SHUT_RDWR)
             listener.close()
-        if self._channel is None:
-            return 0
-        self._channel.send(Drain(timeout_s=timeout_s))
-        return await self._num_running
+        return num_running
 
     async def _run(self) -> int:
         ours, theirs = socket.socketpair()

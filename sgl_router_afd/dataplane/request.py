@@ -29,6 +29,7 @@ class Request:
         "lines",
         "method",
         "num_body_bytes",
+        "num_chunks",
         "path",
         "pieces",
         "refusal",
@@ -50,6 +51,7 @@ class Request:
         self.expects_continue = False
         self.pieces: list[bytes] = []  # of the body: all of it, unless it is too large to keep
         self.num_body_bytes = 0  # received so far
+        self.num_chunks = 0
         self.is_head_whole = False
         self.is_whole = False
         self.arrived_s = 0.0  # loop time at the end of the head

@@ -43,7 +43,7 @@ class Server:
         parsed = URL(url)
         self._address = (parsed.host or "", parsed.port or 0)
         self._tls = ssl.create_default_context() if parsed.scheme == "https" else None
-        self.host = parsed.authority.encode() if parsed.scheme else b"router"
+        self.host = url.partition("://")[2].encode() if parsed.scheme else b"router"
 
     def take_idle(self) -> UpstreamConnection | None:
         """The kept connection that was used last, if it is fresh enough."""

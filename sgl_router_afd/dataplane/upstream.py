@@ -40,7 +40,6 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._pieces: list[bytes] = []
         self._num_head_bytes = 0
         self._is_usable = True  # for another exchange
-        self.is_reused = False
         self.idle_since_s = 0.0
 
     def begin(self, exchange: Exchange) -> None:
@@ -51,11 +50,6 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
-
-    @property
-    def is_unanswered(self) -> bool:
-        """Not a byte of an answer came."""
-        return self._num_head_bytes == 0
 
     def abort(self) -> None:
         """Close now; SGLang aborts what it generates for a connection that ends."""
@@ -183,7 +177,6 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             and not answer.malformation
             and exchange.request.is_whole
         ):
-            self.is_reused = True
             self._server.put_idle(self)
         else:
             self._transport.abort()
