@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from relay_corpus import PASSED_ON, REFUSED, of_case
 
-MAX_SEED_BYTES = 6000
+MAX_SEED_BYTES = 6000  # of what is spoilt
+WHOLE = 0.75  # share that was well-formed before
 TROUBLE = (
     *(b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b";", b",", b"\x0b", b"\x7f", b"\xff", b'"'),
     *(b"\r\n\r\n", b"\r\n ", b"0\r\n\r\n", b"Content-Length: 3\r\n", b"Content-Length: -1\r\n"),
@@ -19,24 +20,18 @@ TROUBLE = (
 Mutation = Callable[[random.Random, bytearray], None]
 
 
-def seeds() -> list[bytes]:
-    """What is spoilt: whole and refused requests that are not large."""
-    whole = [of_case(name) for name in PASSED_ON]
-    bad = [refused.data for refused in REFUSED.values()]
-    return [data for data in whole + bad if len(data) <= MAX_SEED_BYTES]
-
-
 def spoilt(number: int, seed: int = 0) -> list[bytes]:
-    """`number` requests, spoilt in one to four places each."""
+    """`number` requests, spoilt in one to three places each."""
     draw = random.Random(seed)
-    originals = seeds()
+    whole = [data for data in map(of_case, PASSED_ON) if len(data) <= MAX_SEED_BYTES]
+    bad = [each.data for each in REFUSED.values() if len(each.data) <= MAX_SEED_BYTES]
     made: list[bytes] = []
     for _ in range(number):
-        data = bytearray(draw.choice(originals))
-        for _ in range(draw.randint(1, 4)):
+        data = bytearray(draw.choice(whole if draw.random() < WHOLE else bad))
+        for _ in range(draw.randint(1, 3)):
             draw.choice(MUTATIONS)(draw, data)
         if draw.random() < 0.2:
-            data += draw.choice(originals)
+            data += draw.choice(draw.choice((whole, bad)))
         made.append(bytes(data))
     return made
 
