@@ -48,6 +48,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._num_now_bytes = 0  # in the present read
         self._is_input_over = False  # what still comes is thrown away
         self._is_starting = False
+        self._is_body_next = False  # a new parser is told of a head that is known already
         self._is_reading = True
         self._is_full = False  # the client reads slowly
         self._waits_for = Wait.REQUEST
@@ -200,6 +201,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     # What the parser calls.
 
     def on_message_begin(self) -> None:
+        if self._is_body_next:
+            return
         self._incoming = Request()
         self._num_read_bytes = 0 if self._requests else self._num_now_bytes
         self._requests.append(self._incoming)
@@ -208,13 +211,16 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._wait(Wait.HEAD, self._relay.config.header_timeout_s)
 
     def on_url(self, piece: bytes) -> None:
-        self._incoming.target += piece
+        if not self._is_body_next:
+            self._incoming.target += piece
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._incoming.is_head_whole:  # else it is a trailer
             self._incoming.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self._is_body_next:
+            return
         request, parser, relay = self._incoming, self._parser, self._relay
         request.method = parser.get_method()
         request.keeps_alive = parser.should_keep_alive()
@@ -248,6 +254,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def on_message_complete(self) -> None:
         request = self._incoming
+        if self._parser.should_upgrade() and request.has_body:
+            return  # the parser is wrong: see _read_on
         request.is_whole = True
         exchange = self._exchange
         if exchange is not None and exchange.is_sending and exchange.request is request:
@@ -264,11 +272,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _feed(self, data: memoryview) -> None:
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as declined:
-            # As RFC 9110 section 7.8 allows, the request is served as if it had not asked.
-            self._parser = httptools.HttpRequestParser(self)
-            self._feed(data[declined.args[0] :])
+            while data:
+                data = self._read_on(data)
         except httptools.HttpParserCallbackError as error:
             if not isinstance(error.__context__, StopParsing):
                 raise
@@ -276,6 +281,23 @@ class ClientConnection(asyncio.BufferedProtocol):
         except httptools.HttpParserError as error:
             message = f"the request is no HTTP/1.1 that this router takes: {error}"
             self._refuse_input(Refusal(400, message))
+
+    def _read_on(self, data: memoryview) -> memoryview:
+        """Parse up to the end, or up to where a request wants to upgrade; the rest is returned.
+
+        As RFC 9110 section 7.8 allows, such a request is served as if it had not asked. The parser
+        takes what follows its head for another protocol, so a new one is told of the body.
+        """
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as declined:
+            self._parser = httptools.HttpRequestParser(self)
+            if not self._incoming.is_whole:
+                self._is_body_next = True
+                self._parser.feed_data(self._incoming.head_for(b""))
+                self._is_body_next = False
+            return data[declined.args[0] :]
+        return data[:0]
 
     def _refuse_input(self, refusal: Refusal | None) -> None:
         """Nothing that comes behind can be understood; requests before it are still served."""

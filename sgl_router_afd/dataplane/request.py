@@ -57,6 +57,11 @@ class Request:
         self.arrived_s = 0.0  # loop time at the end of the head
         self.refusal: Refusal | None = None
 
+    @property
+    def has_body(self) -> bool:
+        """As its head says."""
+        return self.is_chunked or bool(self.content_length)
+
     def head_for(self, host: bytes) -> bytes:
         """The head for a server whose `host:port` is `host`."""
         framing = b""

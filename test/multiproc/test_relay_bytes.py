@@ -13,7 +13,10 @@ from router_harness import RouterProcess
 pytestmark = pytest.mark.multiproc
 
 # Everything that the router may change in a request. The rest must be equal, byte for byte.
-HOP = {b"connection", b"keep-alive", b"proxy-connection", b"te", b"x-hop"}  # end at the router
+HOP = {  # end at the router
+    *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"x-hop"),
+    *(b"upgrade", b"http2-settings"),
+}
 FRAMING = {b"content-length", b"transfer-encoding"}  # the same body may be framed anew
 ANSWERED = {b"expect"}  # by the router itself
 ITS_OWN = {b"host"}  # the server's address may stand there

@@ -61,6 +61,19 @@ def test_pipelined_requests_are_answered_in_their_order(
     assert heard == [b"0", b"1", b"2", b"3", b"4"]
 
 
+def test_a_request_behind_a_declined_upgrade_is_served_as_itself(
+    relay: RouterProcess, raw_server: RawServer
+) -> None:
+    fields = "Connection: Upgrade\r\nUpgrade: websocket\r\n"
+
+    with Client(relay.address) as client:
+        client.send(post("/generate?case=up", b"one", fields) + post("/generate?case=up", b"two"))
+        statuses = [client.reply().status, client.reply().status]
+
+    assert statuses == [200, 200]
+    assert [request.body for request in raw_server.of_case("up")] == [b"one", b"two"]
+
+
 def test_a_malformed_request_behind_a_good_one_is_refused_alone(
     relay: RouterProcess, raw_server: RawServer
 ) -> None:
@@ -123,3 +136,15 @@ def test_a_body_over_the_limit_is_not_asked_for(
         reply = client.reply()
 
     assert (reply.status, reply.num_informational) == (413, 0)
+
+
+def test_a_thousand_declined_upgrades_in_one_piece_are_served(relay: RouterProcess) -> None:
+    request = (
+        b"GET /v1/models HTTP/1.1\r\nHost: router\r\nConnection: Upgrade\r\nUpgrade: a\r\n\r\n"
+    )
+
+    with Client(relay.address) as client:
+        client.send(request * 1500)
+        statuses = [client.reply().status for _ in range(1500)]
+
+    assert statuses == [200] * 1500

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -22,6 +23,7 @@ from raw_server import (
     wait_until,
     whole,
 )
+from relay_corpus import FIVE_MB
 from router_harness import RouterProcess
 
 pytestmark = pytest.mark.multiproc
@@ -32,6 +34,9 @@ FLOOD_PIECES = 32
 FLOOD_PIECE = b"data: " + b"x" * (64 * 1024 - 8) + b"\n\n"
 # Buffers on both sides of every stream, beside what the kernel keeps.
 MAX_BYTES_FOR_A_SLOW_READER = 512 * 1024
+NUM_UPLOADS = 8
+UPLOAD_TIMES = 6
+MAX_BYTES_FOR_AN_UPLOAD = 4 << 20  # a body that may be sent again is kept up to 1 MiB
 EVENTS_UNTIL_THE_END = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
 
@@ -214,6 +219,8 @@ def test_requests_are_held_while_all_are_stalled_and_served_when_one_is_back(
     _wait_for(pair, "stalled", *servers)
 
     with Client(pair.address) as client:
+        with Client(pair.address) as leaver:
+            leaver.send(post("/generate?case=left_while_held"))
         client.send(post("/generate?case=held"))
         heard_meanwhile = sum(len(server.of_case("held")) for server in servers)
         other_server.status = {"role": "attn", "state": "ready"}
@@ -221,6 +228,7 @@ def test_requests_are_held_while_all_are_stalled_and_served_when_one_is_back(
 
     assert heard_meanwhile == 0
     assert reply.status == 200 and len(other_server.of_case("held")) == 1
+    assert other_server.of_case("left_while_held") == []
 
     other_server.status = stalled
     _wait_for(pair, "stalled", *servers)
@@ -293,6 +301,30 @@ def _wait_until_nothing_moves(server: RawServer) -> None:
     while last != server.num_sent_bytes or not last:
         last = server.num_sent_bytes
         time.sleep(0.4)
+
+
+def test_servers_that_read_slowly_cost_the_router_a_bounded_amount_of_memory(
+    relay: RouterProcess, raw_server: RawServer
+) -> None:
+    raw_server.close_gate()
+    body = FIVE_MB * UPLOAD_TIMES
+    memory = memory_bytes(relay.process.pid)
+    with ThreadPoolExecutor(NUM_UPLOADS) as pool:
+        asked = [
+            pool.submit(ask, relay.address, post("/generate?case=deaf", body))
+            for _ in range(NUM_UPLOADS)
+        ]
+        last = -1
+        while last != (last := memory_bytes(relay.process.pid)):
+            time.sleep(0.4)
+        growth = last - memory
+        raw_server.open_gate()
+        replies = [each.result() for each in asked]
+
+    assert growth < NUM_UPLOADS * MAX_BYTES_FOR_AN_UPLOAD
+    assert [reply.status for reply in replies] == [200] * NUM_UPLOADS
+    assert all(request.body == body for request in raw_server.of_case("deaf"))
+    assert len(raw_server.of_case("deaf")) == NUM_UPLOADS
 
 
 def test_slow_senders_keep_nobody_from_being_served(

@@ -27,7 +27,11 @@ class Malformed(Exception):
 
 
 class NeedMore(Exception):
-    """The message goes on after these bytes."""
+    """The message goes on after these bytes, with at least so many."""
+
+    def __init__(self, num_bytes: int = 1) -> None:
+        super().__init__()
+        self.num_bytes = num_bytes
 
 
 @dataclass
@@ -143,7 +147,7 @@ def _read_sized(data: bytes, length: bytes) -> tuple[bytes, bytes]:
         raise Malformed(f"Content-Length {length[:200]!r}")
     size = int(length)
     if len(data) < size:
-        raise NeedMore
+        raise NeedMore(size - len(data))
     return data[:size], data[size:]
 
 

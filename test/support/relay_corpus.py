@@ -114,6 +114,10 @@ PASSED_ON: dict[str, bytes] = {
         "Connection: keep-alive, X-Hop\r\nX-Hop: 1\r\nTE: trailers\r\nKeep-Alive: timeout=5\r\n"
         "Proxy-Connection: keep-alive\r\n"
     ),
+    "an_upgrade_that_is_declined": _with("Connection: Upgrade\r\nUpgrade: websocket\r\n"),
+    "an_upgrade_to_http_2_that_is_declined": _with(
+        "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    ),
     "http_1_0": b"POST /generate?case={case} HTTP/1.0\r\nContent-Length: 2\r\nX-A: 1\r\n\r\n{}",
     "http_1_0_kept": (
         b"POST /generate?case={case} HTTP/1.0\r\nHost: router\r\nConnection: keep-alive\r\n"
@@ -371,6 +375,12 @@ REFUSED: dict[str, Refused] = {
     "half_a_body": Refused(_head(b"Content-Length: 20\r\n", b"{}"), SILENT, ends_early=True),
     "half_a_chunk": Refused(_chunk_body(b"20\r\n{}"), SILENT, ends_early=True),
     "no_last_chunk": Refused(_chunk_body(b"2\r\n{}\r\n"), SILENT, ends_early=True),
+    "a_large_body_that_turns_bad": Refused(
+        _chunk_body(chunk(FIVE_MB[: 3 << 20]) + b"zz\r\n{}\r\n" + END)
+    ),
+    "a_large_body_that_is_cut": Refused(
+        _head(b"Content-Length: 5242880\r\n", FIVE_MB[: 3 << 20]), SILENT, ends_early=True
+    ),
     # Well-formed, and not for a server.
     "an_unknown_path": Refused(post("/flush_cache?case=bad"), (404,)),
     "no_path": Refused(post("/?case=bad"), (404, 405)),
