@@ -14,7 +14,7 @@ from sgl_router_afd.endpoints import OWN, RELAYED, STATUS
 from sgl_router_afd.policy import POLICIES
 from sglang_afd.errors import ConfigError
 
-DEFAULT_RELAYS = min(4, len(os.sched_getaffinity(0)))
+MAX_RELAYS_UNASKED = 4
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -34,7 +34,7 @@ class RouterConfig:
     max_missed_polls: int = 3  # polls in a row that a ready server may leave unanswered; 1..100
     connect_timeout_s: float = 5.0  # seconds to open a connection to a server; 0.01..300
     shutdown_timeout_s: float = 30.0  # seconds that running requests get after SIGTERM; 0..86400
-    relay_processes: int = DEFAULT_RELAYS  # processes that relay; 1..64
+    relay_processes: int = 0  # processes that relay; 0..64, see `num_relays`
     hold_timeout_s: float = 10.0  # seconds that a request waits for a ready server; 0..86400
     retry_budget: float = 0.2  # requests sent again for each request that comes; 0..1
     max_concurrent_requests: int = 16384  # requests let in at once; 1..2**20
@@ -65,7 +65,7 @@ class RouterConfig:
         _check_range("--max-missed-polls", self.max_missed_polls, 1, 100)
         _check_range("--connect-timeout-s", self.connect_timeout_s, 0.01, 300)
         _check_range("--shutdown-timeout-s", self.shutdown_timeout_s, 0, 86400)
-        _check_range("--relay-processes", self.relay_processes, 1, 64)
+        _check_range("--relay-processes", self.relay_processes, 0, 64)
         _check_range("--hold-timeout-s", self.hold_timeout_s, 0, 86400)
         _check_range("--retry-budget", self.retry_budget, 0, 1)
         _check_range("--max-concurrent-requests", self.max_concurrent_requests, 1, 2**20)
@@ -78,6 +78,11 @@ class RouterConfig:
         _check_range("--max-header-bytes", self.max_header_bytes, 256, 2**20)
         _check_range("--max-replay-body-bytes", self.max_replay_body_bytes, 0, 2**30)
         _check_range("--max-body-bytes", self.max_body_bytes, 1, 2**40)
+
+    @property
+    def num_relays(self) -> int:
+        """Processes that relay; unless told otherwise one for each core, up to 4."""
+        return self.relay_processes or min(MAX_RELAYS_UNASKED, len(os.sched_getaffinity(0)))
 
 
 DEFAULTS: dict[str, Any] = {
@@ -146,7 +151,11 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     flag("connect_timeout_s", "seconds to open a connection before the next server is tried", "S")
     flag("shutdown_timeout_s", "seconds that running requests get to finish after SIGTERM", "S")
-    flag("relay_processes", "processes that relay and share the port", "N")
+    flag(
+        "relay_processes",
+        "processes that relay and share the port; 0 takes one for each core, up to 4",
+        "N",
+    )
     flag(
         "hold_timeout_s",
         "seconds that a request waits while no server is ready and one is stalled; then 503",

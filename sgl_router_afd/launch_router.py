@@ -64,9 +64,9 @@ async def serve(config: RouterConfig) -> None:
 
     Raises: ConfigError, when the address cannot be listened on; RelayFailed in a group.
     """
-    listeners = open_listeners(config.host, config.port, config.relay_processes)
+    listeners = open_listeners(config.host, config.port, config.num_relays)
     url = url_of(listeners[0][0])
-    counters = SharedCounters.create(config.relay_processes)
+    counters = SharedCounters.create(config.num_relays)
     pool = ServerPool(config.attn_urls, max_missed_polls=config.max_missed_polls)
 
     def on_unreachable(slot: int, reason: str) -> None:
@@ -82,7 +82,7 @@ async def serve(config: RouterConfig) -> None:
         async with watching(pool, session, config):
             logger.info(
                 "listening on %s, policy %s, %d attention servers, %d relay processes",
-                *(url, config.policy, len(config.attn_urls), config.relay_processes),
+                *(url, config.policy, len(config.attn_urls), config.num_relays),
             )
             await _stop_signal()
             await relays.drain(config.shutdown_timeout_s)

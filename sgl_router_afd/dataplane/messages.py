@@ -15,7 +15,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     """The first message to a relay process."""
 
     config: RouterConfig
-    relay: int  # 0 .. config.relay_processes - 1
+    relay: int  # 0 .. config.num_relays - 1
     control_path: str  # the Unix socket of the router's own endpoints
 
 

@@ -97,7 +97,7 @@ class _Control:
 
     def _set_up(self, setup: Setup) -> Relay:
         start_log(setup.config.log_level)
-        shared = SharedCounters(self._counters, setup.config.relay_processes)
+        shared = SharedCounters(self._counters, setup.config.num_relays)
         return Relay(
             setup.config,
             RelayCounters(shared, setup.relay),

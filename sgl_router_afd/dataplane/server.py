@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from typing import TYPE_CHECKING
 
 from yarl import URL
@@ -39,7 +40,6 @@ class Server:
         self._connect_timeout_s = connect_timeout_s
         self._idle: list[UpstreamConnection] = []
         self._connecting: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.get_running_loop()
         parsed = URL(url)
         self._address = (parsed.host or "", parsed.port or 0)
         self._tls = ssl.create_default_context() if parsed.scheme == "https" else None
@@ -50,14 +50,14 @@ class Server:
         if not self._idle:
             return None
         connection = self._idle.pop()
-        if self._loop.time() - connection.idle_since_s <= IDLE_CONNECTION_S:
+        if time.monotonic() - connection.idle_since_s <= IDLE_CONNECTION_S:
             return connection
         connection.abort()
         self.close_idle()
         return None
 
     def put_idle(self, connection: UpstreamConnection) -> None:
-        connection.idle_since_s = self._loop.time()
+        connection.idle_since_s = time.monotonic()
         self._idle.append(connection)
 
     def forget(self, connection: UpstreamConnection) -> None:
@@ -67,7 +67,7 @@ class Server:
 
     def close_idle(self, idle_s: float = 0.0) -> None:
         """Close the kept connections that were not used for so long."""
-        last = self._loop.time() - idle_s
+        last = time.monotonic() - idle_s
         old = [connection for connection in self._idle if connection.idle_since_s <= last]
         self._idle = [connection for connection in self._idle if connection.idle_since_s > last]
         for connection in old:
@@ -75,7 +75,7 @@ class Server:
 
     def connect(self, exchange: Exchange) -> None:
         """Open a connection for the exchange, which hears how that went."""
-        task = self._loop.create_task(self._connect(exchange))
+        task = asyncio.get_running_loop().create_task(self._connect(exchange))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
@@ -92,10 +92,9 @@ class Server:
         def protocol() -> UpstreamConnection:
             return UpstreamConnection(self, self._reading)
 
+        loop = asyncio.get_running_loop()
         if self._address[0]:
-            _, connection = await self._loop.create_connection(
-                protocol, *self._address, ssl=self._tls
-            )
+            _, connection = await loop.create_connection(protocol, *self._address, ssl=self._tls)
         else:
-            _, connection = await self._loop.create_unix_connection(protocol, self.url)
+            _, connection = await loop.create_unix_connection(protocol, self.url)
         return connection
