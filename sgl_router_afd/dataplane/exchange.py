@@ -191,6 +191,8 @@ class Exchange:
         self._failure = f"{name} {what}"
         if self._has_begun:
             self._break_off()
+        elif connection.was_closed_before and self._is_kept():
+            server.connect(self)  # it never saw the request; idle connections may be closed
         else:
             self._leave_server(counters.FAILED)
             self._replay_or_give_up()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
 from typing import TYPE_CHECKING, cast
 
 import httptools
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from sgl_router_afd.dataplane.reading import ReadBuffer
     from sgl_router_afd.dataplane.server import Server
 
+# Source: struct tcp_info of linux/tcp.h, tcpi_bytes_acked.
+BYTES_ACKED_OFFSET, TCP_INFO_BYTES = 120, 128
 MAX_HEAD_BYTES = 256 * 1024
 WRITE_HIGH_BYTES = 64 * 1024  # above it the client is read no further
 # A host that vanished is noticed after about 10 + 3 * 5 s; a generation itself has no time limit.
@@ -40,6 +43,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._pieces: list[bytes] = []
         self._num_head_bytes = 0
         self._is_usable = True  # for another exchange
+        self._num_written_bytes = 0
+        self._num_earlier_bytes = 0  # of them, before the present exchange
         self.idle_since_s = 0.0
 
     def begin(self, exchange: Exchange) -> None:
@@ -47,9 +52,27 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._exchange = exchange
         self._answer = Answer()
         self._num_head_bytes = 0
+        self._num_earlier_bytes = self._num_written_bytes
 
     def write(self, data: bytes) -> None:
+        self._num_written_bytes += len(data)
         self._transport.write(data)
+
+    @property
+    def was_closed_before(self) -> bool:
+        """A connection just lost had been closed by its server before the present request.
+
+        Then the server's kernel, which acknowledges what its process may read, took none of it.
+        """
+        if not self._num_earlier_bytes or self._num_head_bytes:
+            return False
+        opened = self._transport.get_extra_info("socket")
+        if opened.family == socket.AF_UNIX or self._transport.get_extra_info("sslcontext"):
+            return False
+        info = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        (num_acknowledged,) = struct.unpack_from("=Q", info, BYTES_ACKED_OFFSET)
+        num_bytes: int = num_acknowledged - 1  # the handshake counts as one
+        return num_bytes <= self._num_earlier_bytes
 
     def abort(self) -> None:
         """Close now; SGLang aborts what it generates for a connection that ends."""
