@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from sgl_router_afd.dataplane.headers import REQUEST_ID, response_lines
+from sgl_router_afd.dataplane.headers import HOP_BY_HOP, REQUEST_ID, Names, line, without_named
 from sgl_router_afd.dataplane.request import Request
 
+UNDERSTOOD = {b"content-encoding", b"content-length", b"content-type", REQUEST_ID}
+SPECIAL = Names(HOP_BY_HOP | UNDERSTOOD)  # all others go on as they are
 NO_BODY = (204, 304)
 SERVER_SENT_EVENTS = b"text/event-stream"
 
@@ -43,27 +45,25 @@ class Answer:
 
     def read_headers(self, request_id: bytes) -> None:
         """Take from the header fields what matters here; `malformation` says what is wrong."""
-        connection: bytes | None = None
-        has_id = False
+        lines, found = self.lines, dict[bytes, bytes]()
         for name, value in self.headers:
-            match name.lower():
-                case b"content-type":
-                    self.content_type = value
-                case b"content-length":
-                    self.has_length = True
-                case b"transfer-encoding":
-                    self.is_chunked = value.strip().lower() == b"chunked"
-                    if not self.is_chunked:
-                        self.malformation = "a transfer coding other than chunked"
-                case b"content-encoding":
-                    self.is_encoded = True
-                case b"connection":
-                    connection = value if connection is None else connection + b"," + value
-                case name_in_lower_case:
-                    has_id = has_id or name_in_lower_case == REQUEST_ID
-        self.lines = response_lines(self.headers, connection)
-        if not has_id:
-            self.lines.append(b"x-request-id: %b\r\n" % request_id)
+            special = SPECIAL[name]
+            if special:
+                found[special] = found[special] + b"," + value if special in found else value
+            if special not in HOP_BY_HOP:
+                lines.append(line(name, value))
+        if b"connection" in found:
+            self.lines = without_named(lines, found[b"connection"])
+        if REQUEST_ID not in found:
+            self.lines.append(b"X-Request-Id: %b\r\n" % request_id)
+        self.content_type = found.get(b"content-type", b"")
+        self.has_length = b"content-length" in found
+        self.is_encoded = b"content-encoding" in found
+        coding = found.get(b"transfer-encoding")
+        if coding is not None:
+            self.is_chunked = coding.strip().lower() == b"chunked"
+            if not self.is_chunked:
+                self.malformation = "a transfer coding other than chunked"
 
     @property
     def ends_with_connection(self) -> bool:

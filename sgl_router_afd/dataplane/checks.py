@@ -9,18 +9,21 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sgl_router_afd.dataplane.headers import REQUEST_ID, request_lines
+from sgl_router_afd.dataplane.headers import (
+    FRAMING,
+    HOP_BY_HOP,
+    REQUEST_ID,
+    Names,
+    line,
+    without_named,
+)
 from sgl_router_afd.dataplane.request import Refusal, Request
 
 MAX_LENGTH_DIGITS = 19
 SCHEME = b"http://"
 HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+,;=-]*)(:[0-9]*)?")
-UNDERSTOOD = frozenset(
-    {
-        *(b"connection", b"content-length", b"expect", b"host"),
-        *(b"transfer-encoding", REQUEST_ID),
-    }
-)
+SPECIAL = Names(HOP_BY_HOP | FRAMING | {REQUEST_ID})  # all others go on as they are
+ONCE = frozenset({b"content-length", b"expect", b"host", b"transfer-encoding", REQUEST_ID})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,24 +75,28 @@ def too_long_a_head(limits: Limits) -> Refusal:
 
 def _read_headers(request: Request, limits: Limits) -> Refusal | None:
     found: dict[bytes, bytes] = {}
+    lines = request.lines
     for name, value in request.headers:
-        key = name.lower()
-        if key in UNDERSTOOD:
-            value = value.strip(b" \t")
-            if key not in found:
-                found[key] = value
-            elif key == b"connection":
-                found[key] += b"," + value
-            else:
-                return _malformed(f"it has two {name.decode()} fields")
+        special = SPECIAL[name]
+        if not special or special == REQUEST_ID:
+            lines.append(line(name, value))
+        if not special:
+            continue
+        if special not in found:
+            found[special] = value.strip(b" \t")
+        elif special in ONCE:
+            return _malformed(f"it has two {name.decode()} fields")
+        else:
+            found[special] += b"," + value
     refusal = _read_framing(request, found, limits)
     if refusal is not None:
         return refusal
     host = found.get(b"host")
     if (host is None and not request.is_http_10) or not HOST.fullmatch(host or b""):
         return _malformed("it needs one Host field with a host and an optional port")
+    if b"connection" in found:
+        request.lines = without_named(lines, found[b"connection"])
     request.request_id = found.get(REQUEST_ID, b"")
-    request.lines = request_lines(request.headers, found.get(b"connection"))
     if request.target.startswith(SCHEME):
         return _take_authority(request, host)
     return None

@@ -12,6 +12,7 @@ import httptools
 
 from sgl_router_afd.dataplane import checks, counters
 from sgl_router_afd.dataplane.exchange import Exchange
+from sgl_router_afd.dataplane.headers import line
 from sgl_router_afd.dataplane.request import Refusal, Request
 from sgl_router_afd.replies import error_reply
 
@@ -232,7 +233,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             raise StopParsing
         if not request.request_id:
             request.request_id = relay.new_request_id()
-            request.lines.append(b"x-request-id: %b\r\n" % request.request_id)
+            request.lines.append(line(b"X-Request-Id", request.request_id))
         request.arrived_s = relay.loop.time()
         request.is_head_whole = True
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 Field = tuple[bytes, bytes]
 
+# Options rather than names; and a length, without which its reader waits for another end.
+UNNAMED = frozenset({b"close", b"keep-alive", b"content-length", b""})
 # Source: RFC 9110 section 7.6.1, and RFC 2616 section 13.5.1 for the two Proxy-Auth ones.
 HOP_BY_HOP = frozenset(
     {
@@ -23,30 +23,36 @@ HOP_BY_HOP = frozenset(
 )
 # Written anew from what the parser understood, so that nobody can understand it differently.
 FRAMING = frozenset({b"host", b"content-length", b"expect"})
-NOT_FOR_A_SERVER = HOP_BY_HOP | FRAMING
 REQUEST_ID = b"x-request-id"
+MAX_SPELLINGS = 4096
 
 
-def request_lines(fields: Iterable[Field], connection: bytes | None) -> list[bytes]:
-    """The lines for a server, in the order, spelling and number in which a client sent them.
+class Names(dict[bytes, bytes]):
+    """For a field name in any spelling its lower case if it is one of `special`, else nothing.
 
-    Args:
-        fields: All that the client sent.
-        connection: The value of its Connection fields, joined with commas.
+    It keeps the spellings that it was asked for, since clients use few.
     """
-    return _lines(fields, NOT_FOR_A_SERVER, connection)
+
+    def __init__(self, special: frozenset[bytes]) -> None:
+        super().__init__()
+        self._special = special
+
+    def __missing__(self, spelling: bytes) -> bytes:
+        name = spelling.lower()
+        found = name if name in self._special else b""
+        if len(self) < MAX_SPELLINGS:
+            self[spelling] = found
+        return found
 
 
-def response_lines(fields: Iterable[Field], connection: bytes | None) -> list[bytes]:
-    """The lines for a client, likewise; a Content-Length goes on as it is."""
-    return _lines(fields, HOP_BY_HOP, connection)
+def line(name: bytes, value: bytes) -> bytes:
+    """A field on the wire."""
+    return b"%b: %b\r\n" % (name, value)
 
 
-def _lines(
-    fields: Iterable[Field], dropped: frozenset[bytes], connection: bytes | None
-) -> list[bytes]:
-    if connection is not None:
-        named = {token.strip().lower() for token in connection.split(b",")}
-        # A length that is not written anew must stay, or its reader waits for another end.
-        dropped = dropped | (named - {b"content-length"})
-    return [b"%b: %b\r\n" % (name, value) for name, value in fields if name.lower() not in dropped]
+def without_named(lines: list[bytes], connection: bytes) -> list[bytes]:
+    """The lines but for those that a Connection field of this value keeps to the connection."""
+    named = {token.strip() for token in connection.lower().split(b",")} - UNNAMED
+    if not named:
+        return lines
+    return [each for each in lines if each.partition(b":")[0].lower() not in named]

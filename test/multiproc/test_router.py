@@ -102,7 +102,7 @@ def test_a_request_reaches_the_server_byte_for_byte(
 
     (got,) = attn.received
     assert (got.method, got.target, got.body) == ("POST", path + "?a=%2F&b=c+d", ODD_BODY)
-    sent = [(name.lower(), value) for name, value in got.headers if name != "x-request-id"]
+    sent = [(name.lower(), value) for name, value in got.headers if name != "X-Request-Id"]
     assert sorted(sent) == [
         ("accept-encoding", "identity"),
         ("authorization", "Bearer abc"),

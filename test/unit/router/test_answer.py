@@ -30,7 +30,7 @@ def test_the_head_has_the_servers_fields_the_requests_id_and_one_framing() -> No
     head = made.head_for(request(), is_framed=True, keeps_alive=True)
 
     assert head == (
-        b"HTTP/1.1 200 Fine\r\nServer: u\r\nx-request-id: id-1\r\n"
+        b"HTTP/1.1 200 Fine\r\nServer: u\r\nX-Request-Id: id-1\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n"
     )
 

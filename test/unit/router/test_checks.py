@@ -7,7 +7,7 @@ import pytest
 from sgl_router_afd.dataplane.checks import Limits, examine
 from sgl_router_afd.dataplane.request import Request
 
-LIMITS = Limits(max_headers=5, max_header_bytes=1000, max_body_bytes=100)
+LIMITS = Limits(max_headers=7, max_header_bytes=1000, max_body_bytes=100)
 HOST = (b"Host", b"router:1")
 
 
@@ -19,13 +19,15 @@ def request(*fields: tuple[bytes, bytes], target: bytes = b"/generate?a=b") -> R
 
 def test_a_good_request_goes_on_with_its_fields_and_its_framing_written_anew() -> None:
     made = request(HOST, (b"X-Odd", b"1"), (b"content-length", b"007"), (b"TE", b"trailers"))
+    made.headers += [(b"X-Request-ID", b"mine"), (b"Connection", b"close, x-hop"), (b"X-Hop", b"1")]
 
     refusal = examine(made, "1.1", LIMITS)
 
     assert refusal is None
-    assert made.path == b"/generate"
+    assert (made.path, made.request_id) == (b"/generate", b"mine")
     assert made.head_for(b"server:2") == (
-        b"POST /generate?a=b HTTP/1.1\r\nHost: server:2\r\nX-Odd: 1\r\nContent-Length: 7\r\n\r\n"
+        b"POST /generate?a=b HTTP/1.1\r\nHost: server:2\r\nX-Odd: 1\r\n"
+        b"X-Request-ID: mine\r\nContent-Length: 7\r\n\r\n"
     )
 
 
@@ -45,7 +47,7 @@ def test_an_absolute_target_of_the_same_host_becomes_a_path() -> None:
         (request(HOST, HOST), "1.1", 400),
         (request((b"Host", b"a/b")), "1.1", 400),
         (request((b"Host", b"a, b")), "1.1", 400),
-        (request(HOST, *[(b"A", b"b")] * 5), "1.1", 431),
+        (request(HOST, *[(b"A", b"b")] * 7), "1.1", 431),
         (request(HOST, (b"Transfer-Encoding", b"gzip, chunked")), "1.1", 400),
         (request(HOST, *[(b"Transfer-Encoding", b"chunked")] * 2), "1.1", 400),
         (request(HOST, (b"Transfer-Encoding", b"chunked")), "1.0", 400),

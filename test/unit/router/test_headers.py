@@ -1,33 +1,35 @@
 from __future__ import annotations
 
-from sgl_router_afd.dataplane.headers import request_lines, response_lines
+from sgl_router_afd.dataplane.headers import MAX_SPELLINGS, Names, line, without_named
 
 
-def test_end_to_end_fields_keep_their_spelling_order_and_repetitions() -> None:
-    received = [(b"set-cookie", b"a"), (b"X-Odd", b"b\xff "), (b"Set-Cookie", b"c"), (b"X", b"")]
+def test_a_special_name_is_known_in_any_spelling_and_others_are_nothing() -> None:
+    names = Names(frozenset({b"te"}))
 
-    lines = response_lines(received, None)
-
-    assert b"".join(lines) == b"set-cookie: a\r\nX-Odd: b\xff \r\nSet-Cookie: c\r\nX: \r\n"
+    assert [names[spelling] for spelling in (b"TE", b"te", b"tE", b"TEE")] == [b"te"] * 3 + [b""]
 
 
-def test_hop_by_hop_fields_and_those_named_by_connection_are_dropped() -> None:
-    received = [(b"Connection", b"close, X-One"), (b"X-One", b"1"), (b"X-TWO", b"2"), (b"A", b"b")]
-    received += [(b"Transfer-Encoding", b"chunked"), (b"Keep-Alive", b"5"), (b"Upgrade", b"h2c")]
+def test_no_more_than_so_many_spellings_are_kept() -> None:
+    names = Names(frozenset({b"te"}))
 
-    lines = response_lines(received, b"close, X-One,x-two")
+    for number in range(2 * MAX_SPELLINGS):
+        names[b"X-%d" % number]
 
-    assert lines == [b"A: b\r\n"]
+    assert len(names) == MAX_SPELLINGS
+    assert names[b"TE"] == b"te"
 
 
-def test_only_a_request_leaves_host_length_and_expect_to_be_written_anew() -> None:
-    received = [(b"Host", b"a"), (b"Content-Length", b"1"), (b"Expect", b"100-continue")]
+def test_a_field_keeps_its_spelling_and_its_value() -> None:
+    assert line(b"X-oDD", b"b\xff ") == b"X-oDD: b\xff \r\n"
 
-    assert request_lines(received, None) == []
-    assert b"Content-Length: 1\r\n" in response_lines(received, None)
+
+def test_fields_that_connection_names_end_there() -> None:
+    lines = [line(name, b"1") for name in (b"X-One", b"A", b"x-TWO", b"x-one")]
+
+    assert without_named(lines, b"Close, x-one,X-Two , ") == [b"A: 1\r\n"]
 
 
 def test_connection_cannot_take_the_length_of_an_answer_away() -> None:
-    received = [(b"Content-Length", b"1")]
+    lines = [line(b"Content-Length", b"1")]
 
-    assert response_lines(received, b"content-length") == [b"Content-Length: 1\r\n"]
+    assert without_named(lines, b"content-length") == lines
