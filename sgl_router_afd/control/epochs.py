@@ -33,7 +33,9 @@ class Epochs:
 
     def raise_to(self, group: str, epoch: int) -> int:
         """A server says that it heard of this epoch: no smaller one may be in force."""
-        return self._set(group, epoch) if epoch > self.of(group) else self.of(group)
+        # One of a name that was forgotten meanwhile is older than all that follow.
+        is_newer = epoch > self.of(group) and epoch > self._base
+        return self._set(group, epoch) if is_newer else self.of(group)
 
     def forget(self, group: str) -> None:
         """Its name may be given to another group, whose epochs are larger ones."""

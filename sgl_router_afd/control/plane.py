@@ -138,8 +138,8 @@ class ControlPlane:
         entries = list(self.registry)
         # Proofs depend on who belongs together, and what groups are on proofs.
         self.groups.update(entries, self.probes.proof, now_s)
-        self._follow_attachments(entries, now_s)
-        self.groups.update(entries, self.probes.proof, now_s)
+        if self._follow_attachments(entries, now_s):
+            self.groups.update(entries, self.probes.proof, now_s)
         for name, view in self.groups.views.items():
             said = f"{name} is {view.stand.state}"
             if self._said.get(name) != said:
@@ -175,7 +175,8 @@ class ControlPlane:
             may_stop=told.may_stop,
         )
 
-    def _follow_attachments(self, entries: list[Entry], now_s: float) -> None:
+    def _follow_attachments(self, entries: list[Entry], now_s: float) -> bool:
+        """Tell the probes who is attached to whom; returns whether that is news."""
         attached = {}
         for entry in entries:
             view = self.groups.of(entry.server_id)
@@ -184,10 +185,14 @@ class ControlPlane:
                 continue
             if view.group.wires_itself or is_attached_to(entry, view.group):
                 attached[entry.server_id] = (entry.boot_id, *sorted(entry.report.attached))
-        for server_id in self.probes.known() - attached.keys():
+        gone = self.probes.known() - attached.keys()
+        for server_id in gone:
             self.probes.on_detached(server_id)
-        for server_id, attachment in attached.items():
+        news = [
             self.probes.on_attached(server_id, attachment, now_s)
+            for server_id, attachment in attached.items()
+        ]
+        return bool(gone) or any(news)
 
     def _on_peer_loss(self, entry: Entry, boot_id: str, reason: str, now_s: float) -> None:
         """One side of a pair misses the other: the attention server of it has to prove itself."""

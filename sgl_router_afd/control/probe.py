@@ -79,17 +79,21 @@ class ProbeSchedule:
         """The servers that were attached last."""
         return frozenset(self._pairs)
 
-    def on_attached(self, server_id: str, attachment: tuple[str, ...], now_s: float) -> None:
+    def on_attached(self, server_id: str, attachment: tuple[str, ...], now_s: float) -> bool:
         """The server says that it is attached; a probe is due if these processes are new.
 
         Args:
             server_id: Of the attention server.
             attachment: Boot ids of the server and of its MLP servers.
             now_s: The time.
+
+        Returns: Whether these processes are new.
         """
         pair = self._pairs.get(server_id)
-        if pair is None or pair.attachment != attachment:
+        is_new = pair is None or pair.attachment != attachment
+        if is_new:
             self._pairs[server_id] = _Pair(attachment=attachment, due_s=now_s)
+        return is_new
 
     def on_detached(self, server_id: str) -> None:
         """The server is gone, or lost its MLP servers; attached again it has to prove itself."""

@@ -104,3 +104,11 @@ def test_an_epoch_that_a_server_heard_of_is_never_undercut() -> None:
     raised = epochs.raise_to("group-1", 9), epochs.raise_to("group-1", 8)
 
     assert raised == (9, 9)
+
+
+def test_an_epoch_of_a_name_that_was_forgotten_does_not_come_back() -> None:
+    epochs = Epochs(Floors(base=9), lambda floors: None)
+
+    epochs.raise_to("group-1", 8)
+
+    assert epochs.advance("group-1") == 10
