@@ -1,38 +1,36 @@
-"""Puts the endpoints together."""
+"""The router's own endpoints; relay processes hand on what is not for a server."""
 
 from __future__ import annotations
 
+import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from sgl_router_afd.config import RouterConfig
-from sgl_router_afd.endpoints import HEALTH, RELAYED, RELAYED_GET, RELAYED_POST, STATUS
+from sgl_router_afd.dataplane.counters import IN_FLIGHT, SERVED, SharedCounters
+from sgl_router_afd.endpoints import HEALTH, METRICS, STATUS
+from sgl_router_afd.metrics import CONTENT_TYPE, render
 from sgl_router_afd.pool import ServerPool
-from sgl_router_afd.relay import Relay
-from sgl_router_afd.replies import error_reply, json_reply
 
 
-def build_app(config: RouterConfig, pool: ServerPool, relay: Relay) -> web.Application:
-    """The application; the caller owns the pool's watchers and the relay's session."""
-    own = _OwnEndpoints(config, pool)
-    app = web.Application(client_max_size=config.max_body_bytes, middlewares=[_errors_as_json])
+def build_app(config: RouterConfig, pool: ServerPool, counters: SharedCounters) -> web.Application:
+    """The application; the caller owns the pool's watchers."""
+    own = _OwnEndpoints(config, pool, counters)
+    app = web.Application(client_max_size=config.max_body_bytes)
     app.router.add_get(HEALTH, own.health)
     app.router.add_get(STATUS, own.status)
-    for path in RELAYED_POST:
-        app.router.add_post(path, relay.handle)
-    for path in RELAYED_GET:
-        app.router.add_get(path, relay.handle, allow_head=False)
+    app.router.add_get(METRICS, own.metrics)
     return app
 
 
 class _OwnEndpoints:
-    def __init__(self, config: RouterConfig, pool: ServerPool) -> None:
+    def __init__(self, config: RouterConfig, pool: ServerPool, counters: SharedCounters) -> None:
         self._config = config
         self._pool = pool
+        self._counters = counters
 
     async def health(self, _request: web.Request) -> web.Response:
         """200 while the router lives; the body says whether it can serve."""
-        return json_reply(
+        return _json(
             {
                 "status": "ok",
                 "num_ready": self._pool.num_ready,
@@ -41,7 +39,7 @@ class _OwnEndpoints:
         )
 
     async def status(self, _request: web.Request) -> web.Response:
-        return json_reply(
+        return _json(
             {
                 "role": "router",
                 "policy": self._config.policy,
@@ -51,8 +49,8 @@ class _OwnEndpoints:
                         "url": server.url,
                         "state": server.state,
                         "reason": server.reason,
-                        "num_in_flight": server.num_in_flight,
-                        "num_served": server.num_served,
+                        "num_in_flight": self._counters.total(IN_FLIGHT + server.slot),
+                        "num_served": self._counters.total(SERVED + server.slot),
                         "last_seen_ago_s": self._pool.last_seen_ago_s(server),
                     }
                     for server in self._pool.servers
@@ -60,25 +58,10 @@ class _OwnEndpoints:
             }
         )
 
+    async def metrics(self, _request: web.Request) -> web.Response:
+        text = render(self._counters, self._pool.servers)
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except web.HTTPRequestEntityTooLarge:
-        return error_reply(
-            413,
-            f"the request body is larger than the {request.client_max_size} bytes that this router "
-            "takes; send less, or start it with a larger --max-body-bytes",
-        )
-    except web.HTTPMethodNotAllowed as error:
-        allowed = ", ".join(sorted(error.allowed_methods))
-        reply = error_reply(405, f"{request.path} takes {allowed}, got {request.method}")
-        reply.headers["Allow"] = allowed
-        return reply
-    except web.HTTPNotFound:
-        return error_reply(
-            404,
-            f"the router has no {request.path}; it relays {', '.join(RELAYED)}; "
-            "send anything else to an attention server itself",
-        )
+
+def _json(payload: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(payload), content_type="application/json")

@@ -5,48 +5,56 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from aiohttp import web
 
 from sgl_router_afd.app import build_app
 from sgl_router_afd.config import RouterConfig, parse_args
-from sgl_router_afd.policy import POLICIES
+from sgl_router_afd.dataplane.counters import SharedCounters
+from sgl_router_afd.dataplane.handle import RelayFailed
+from sgl_router_afd.dataplane.listen import open_listeners, url_of
+from sgl_router_afd.dataplane.supervisor import Relays
+from sgl_router_afd.event_loop import new_event_loop
+from sgl_router_afd.log import start_log
 from sgl_router_afd.pool import ServerPool
-from sgl_router_afd.relay import Relay
 from sgl_router_afd.upstream_session import open_session
 from sgl_router_afd.watch import watching
 from sglang_afd.errors import ConfigError
-
-new_event_loop: Callable[[], asyncio.AbstractEventLoop]
-try:
-    from uvloop import new_event_loop
-except ImportError:
-    from asyncio import new_event_loop
+from sglang_afd.process import announce_as_parent
 
 logger = logging.getLogger(__name__)
 
-# Drained connections only have their last bytes to flush.
+# The router's own endpoints answer at once.
 CLEANUP_TIMEOUT_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT.
 
-    Returns: The exit code: 0 after a signal, 1 when the address cannot be listened on. A mistake on
-        the command line exits with 2 before that.
+    Returns: The exit code: 0 after a signal, 1 when the address cannot be listened on or a relay
+        process cannot be kept running. A mistake on the command line exits with 2 before that.
     """
     config = parse_args(argv)
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    start_log(config.log_level)
+    announce_as_parent()
+    _allow_many_connections()
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(serve(config))
     except ConfigError as error:
         logger.error("%s", error)
+        return 1
+    except ExceptionGroup as group:
+        failures, others = group.split(RelayFailed)
+        if others is not None:
+            raise
+        logger.error("%s", failures)
         return 1
     return 0
 
@@ -54,50 +62,44 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def serve(config: RouterConfig) -> None:
     """Serve until a signal arrives, then let running requests finish.
 
-    Raises: ConfigError, when the address cannot be listened on.
+    Raises: ConfigError, when the address cannot be listened on; RelayFailed in a group.
     """
-    pool = ServerPool(
-        config.attn_urls, POLICIES[config.policy], max_missed_polls=config.max_missed_polls
-    )
-    async with open_session(config) as session:
-        relay = Relay(config, pool, session)
-        runner = web.AppRunner(
-            build_app(config, pool, relay),
-            access_log=None,
-            auto_decompress=False,
-            handler_cancellation=True,
-            shutdown_timeout=CLEANUP_TIMEOUT_S,
-        )
-        await runner.setup()
-        try:
-            site = await _listen(runner, config)
-            async with watching(pool, session, config):
-                await _stop_signal()
-                await site.stop()
-                await relay.drain(config.shutdown_timeout_s)
-        finally:
-            await runner.cleanup()
+    listeners = open_listeners(config.host, config.port, config.num_relays)
+    url = url_of(listeners[0][0])
+    counters = SharedCounters.create(config.num_relays)
+    pool = ServerPool(config.attn_urls, max_missed_polls=config.max_missed_polls)
+
+    def on_unreachable(slot: int, reason: str) -> None:
+        pool.record_unreachable(pool.servers[slot], reason)
+
+    async with (
+        open_session(config) as session,
+        _own_endpoints(build_app(config, pool, counters)) as control_path,
+        Relays(config, counters, listeners, control_path, on_unreachable) as relays,
+    ):
+        pool.publish_to(relays.publish)
+        await relays.wait_until_listening()
+        async with watching(pool, session, config):
+            logger.info(
+                "listening on %s, policy %s, %d attention servers, %d relay processes",
+                *(url, config.policy, len(config.attn_urls), config.num_relays),
+            )
+            await _stop_signal()
+            await relays.drain(config.shutdown_timeout_s)
 
 
-async def _listen(runner: web.AppRunner, config: RouterConfig) -> web.TCPSite:
-    site = web.TCPSite(runner, config.host, config.port)
+@asynccontextmanager
+async def _own_endpoints(app: web.Application) -> AsyncIterator[str]:
+    """Serve the application on a Unix socket of this user; yields its path."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLEANUP_TIMEOUT_S)
+    await runner.setup()
     try:
-        await site.start()
-    except OSError as error:
-        cause = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        raise ConfigError(
-            f"cannot listen on {config.host}:{config.port}: {cause}; choose an address of this "
-            "host with --host and a free port with --port (0 picks one), or stop what holds it"
-        ) from error
-    host, port = runner.addresses[0][:2]
-    logger.info(
-        "listening on http://%s:%d, policy %s, %d attention servers",
-        f"[{host}]" if ":" in host else host,
-        port,
-        config.policy,
-        len(config.attn_urls),
-    )
-    return site
+        with tempfile.TemporaryDirectory(prefix="sgl-router-afd-") as directory:
+            path = os.path.join(directory, "control")
+            await web.UnixSite(runner, path).start()
+            yield path
+    finally:
+        await runner.cleanup()
 
 
 async def _stop_signal() -> None:
@@ -110,6 +112,12 @@ async def _stop_signal() -> None:
     await stopped.wait()
     for number in signals:
         loop.remove_signal_handler(number)
+
+
+def _allow_many_connections() -> None:
+    """Every request needs two descriptors, and the soft limit is often 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":

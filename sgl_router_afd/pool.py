@@ -1,39 +1,35 @@
-"""The attention servers that the router was given: their states, loads and turns (no I/O)."""
+"""The attention servers that the router was given, and their states (no I/O)."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sgl_router_afd.policy import Policy
-from sgl_router_afd.readiness import TAKES_REQUESTS, ServerState, Verdict
+from sgl_router_afd.dataplane.messages import ServerRow, Table
+from sgl_router_afd.readiness import KEEPS_THROUGH_SILENCE, ServerState, Verdict
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
 class Server:
-    """One attention server as the router sees it; changed only by `ServerPool`."""
+    """One attention server as the control process sees it; changed only by `ServerPool`."""
 
     url: str
-    index: int  # position in the pool; decides turns
+    slot: int  # position in the pool; decides turns
     state: ServerState = ServerState.UNKNOWN
     reason: str = "not polled yet"
-    num_in_flight: int = 0  # requests relayed there and not yet answered in full
-    num_served: int = 0  # responses relayed to their end, whatever their HTTP status
     num_missed_polls: int = 0  # unanswered polls since the last answer
     last_seen_s: float | None = None  # the pool's clock at the last answered poll
 
 
 class ServerPool:
-    """Records verdicts and picks servers.
+    """Records verdicts, and publishes every change as a new table.
 
     Args:
         urls: The servers, in the order in which they take turns.
-        policy: Ranks those that may get a request.
         max_missed_polls: Unanswered polls in a row after which a server with traffic is
             unreachable; one whose event loop is busy for a moment keeps its traffic.
         clock: Monotonic seconds.
@@ -42,49 +38,34 @@ class ServerPool:
     def __init__(
         self,
         urls: Sequence[str],
-        policy: Policy,
         *,
         max_missed_polls: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.servers = tuple(Server(url=url, index=index) for index, url in enumerate(urls))
-        self._policy = policy
+        self.servers = tuple(Server(url=url, slot=slot) for slot, url in enumerate(urls))
         self._max_missed_polls = max_missed_polls
         self._clock = clock
-        self._last_index = -1
+        self._publish: Callable[[Table], None] = lambda table: None
 
     @property
     def num_ready(self) -> int:
         return sum(server.state is ServerState.READY for server in self.servers)
 
-    def pick(self, *, excluding: Collection[str] = ()) -> Server | None:
-        """The server whose turn it is, or None; servers in `excluding` are left out.
+    def publish_to(self, publish: Callable[[Table], None]) -> None:
+        """Call `publish` with the table now, and with every later one."""
+        self._publish = publish
+        publish(self.table())
 
-        A stalled one, which would hold the request, is picked only where none is ready.
-        """
-        for state in TAKES_REQUESTS:
-            candidates = [
-                server
-                for server in self.servers
-                if server.state is state and server.url not in excluding
-            ]
-            if candidates:
-                chosen = min(
-                    candidates,
-                    key=lambda server: self._policy(server.num_in_flight, self._turns_away(server)),
+    def table(self) -> Table:
+        """What the relay processes need to know."""
+        return Table(
+            rows=tuple(
+                ServerRow(
+                    slot=server.slot, url=server.url, state=server.state, reason=server.reason
                 )
-                self._last_index = chosen.index
-                return chosen
-        return None
-
-    @contextmanager
-    def lease(self, server: Server) -> Iterator[None]:
-        """Count one request as in flight at the server."""
-        server.num_in_flight += 1
-        try:
-            yield
-        finally:
-            server.num_in_flight -= 1
+                for server in self.servers
+            )
+        )
 
     def record_answer(self, server: Server, verdict: Verdict) -> None:
         """The server answered a poll."""
@@ -95,13 +76,9 @@ class ServerPool:
     def record_silence(self, server: Server, reason: str) -> None:
         """The server left a poll unanswered, though a connection was not refused."""
         server.num_missed_polls += 1
-        has_traffic = server.state in TAKES_REQUESTS
-        if not has_traffic or server.num_missed_polls >= self._max_missed_polls:
+        keeps = server.state in KEEPS_THROUGH_SILENCE
+        if not keeps or server.num_missed_polls >= self._max_missed_polls:
             self._enter(server, ServerState.UNREACHABLE, reason)
-
-    def record_served(self, server: Server) -> None:
-        """A response of `server` was relayed to its end."""
-        server.num_served += 1
 
     def record_unreachable(self, server: Server, reason: str) -> None:
         """No connection to the server can be had; the next answered poll brings it back."""
@@ -110,24 +87,16 @@ class ServerPool:
     def last_seen_ago_s(self, server: Server) -> float | None:
         return None if server.last_seen_s is None else self._clock() - server.last_seen_s
 
-    def explain(self) -> str:
-        """Name every server with its state and reason, for an error message."""
-        return "; ".join(
-            f"{server.url} is {server.state}" + (f" ({server.reason})" if server.reason else "")
-            for server in self.servers
-        )
-
-    def _turns_away(self, server: Server) -> int:
-        return (server.index - self._last_index - 1) % len(self.servers)
-
     def _enter(self, server: Server, state: ServerState, reason: str) -> None:
-        if (state, reason) != (server.state, server.reason):
-            is_news = ServerState.READY in (state, server.state)
-            logger.log(
-                logging.INFO if state is ServerState.READY or not is_news else logging.WARNING,
-                "%s is %s%s",
-                server.url,
-                state,
-                f": {reason}" if reason else "",
-            )
+        if (state, reason) == (server.state, server.reason):
+            return
+        is_news = ServerState.READY in (state, server.state)
+        logger.log(
+            logging.INFO if state is ServerState.READY or not is_news else logging.WARNING,
+            "%s is %s%s",
+            server.url,
+            state,
+            f": {reason}" if reason else "",
+        )
         server.state, server.reason = state, reason
+        self._publish(self.table())

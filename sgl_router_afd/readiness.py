@@ -13,7 +13,7 @@ ROLE_WITH_TRAFFIC = "attn"
 
 
 class ServerState(StrEnum):
-    """READY gets traffic, and STALLED where nothing is READY; the first four are its own words."""
+    """READY gets traffic; requests wait for STALLED to pass; the first four are its own words."""
 
     STARTING = "starting"
     READY = "ready"
@@ -25,7 +25,8 @@ class ServerState(StrEnum):
 
 
 OWN_STATES = {state.value: state for state in list(ServerState)[:4]}
-TAKES_REQUESTS = (ServerState.READY, ServerState.STALLED)  # the first choice first
+KEEPS_THROUGH_SILENCE = (ServerState.READY, ServerState.STALLED)
+HOLDS_REQUESTS = (ServerState.STALLED,)  # a request can wait for what comes after it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,27 +1,19 @@
-"""The router's own answers, in the form that OpenAI clients read."""
+"""The router's own answers, in the form that OpenAI clients read (pure)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from http import HTTPStatus
 
 import msgspec
-from aiohttp import web
 
 RETRY_AFTER_S = 1
+COME_BACK = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-def json_reply(payload: object, *, http_status: int = 200) -> web.Response:
-    return web.Response(
-        status=http_status, body=msgspec.json.encode(payload), content_type="application/json"
-    )
-
-
-def error_reply(http_status: int, message: str) -> web.Response:
-    """An OpenAI error body; 503 also says when to come back."""
-    reply = json_reply(_error(http_status, message), http_status=http_status)
-    if http_status == HTTPStatus.SERVICE_UNAVAILABLE:
-        reply.headers["Retry-After"] = str(RETRY_AFTER_S)
-    return reply
+def error_body(http_status: int, message: str) -> bytes:
+    kind = HTTPStatus(http_status).phrase.lower().replace(" ", "_")
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "code": http_status}})
 
 
 def error_event(http_status: int, message: str) -> bytes:
@@ -30,9 +22,36 @@ def error_event(http_status: int, message: str) -> bytes:
     It starts with a blank line because the server may have died inside an event; between two whole
     events a blank line means nothing.
     """
-    return b"\n\ndata: " + msgspec.json.encode(_error(http_status, message)) + b"\n\n"
+    return b"\n\ndata: " + error_body(http_status, message) + b"\n\n"
 
 
-def _error(http_status: int, message: str) -> dict[str, object]:
-    kind = HTTPStatus(http_status).phrase.lower().replace(" ", "_")
-    return {"error": {"message": message, "type": kind, "code": http_status}}
+def error_reply(
+    http_status: int,
+    message: str,
+    *,
+    headers: Iterable[tuple[str, str]] = (),
+    keeps_alive: bool = False,
+    has_body: bool = True,
+) -> bytes:
+    """A whole HTTP response with an OpenAI error; 429 and 503 also say when to come back.
+
+    Args:
+        http_status: 4xx or 5xx.
+        message: For people.
+        headers: More header fields.
+        keeps_alive: Whether the connection takes another request.
+        has_body: False for the answer to a HEAD request.
+    """
+    body = error_body(http_status, message)
+    fields = [
+        f"HTTP/1.1 {http_status} {HTTPStatus(http_status).phrase}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        *(f"{name}: {value}" for name, value in headers),
+    ]
+    if http_status in COME_BACK:
+        fields.append(f"Retry-After: {RETRY_AFTER_S}")
+    if not keeps_alive:
+        fields.append("Connection: close")
+    head = "\r\n".join(fields).encode() + b"\r\n\r\n"
+    return head + body if has_body else head

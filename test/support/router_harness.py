@@ -162,8 +162,8 @@ class RouterProcess:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(line)
-            if found := re.search(r"listening on http://127\.0\.0\.1:(\d+)", line):
-                self.port = int(found[1])
+            if found := re.search(r"listening on http://\[?(127\.0\.0\.1|::1)\]?:(\d+)", line):
+                self.host, self.port = found[1], int(found[2])
                 break
         else:
             raise AssertionError("the router never listened:\n" + "".join(self.log))
@@ -185,10 +185,14 @@ class RouterProcess:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.host, self.port
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        return http.client.HTTPConnection(self.host, self.port, timeout=DEADLINE_S)
 
     def ask(
         self,

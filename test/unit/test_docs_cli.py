@@ -10,6 +10,8 @@ import pytest
 
 from sgl_router_afd import config as router_config
 from sgl_router_afd import endpoints
+from sgl_router_afd.dataplane.counters import SharedCounters
+from sgl_router_afd.metrics import render as render_router
 from sglang_afd import cli, merge_traces
 from sglang_afd.demo import __main__ as demo
 from sglang_afd.fleet import config as launch_config
@@ -84,7 +86,7 @@ def test_every_flag_with_our_prefix_on_the_page_exists() -> None:
     assert set(re.findall(r"--afd-[a-z-]+", PAGE)) <= known
 
 
-@pytest.mark.parametrize("path", [endpoints.HEALTH, endpoints.STATUS, *endpoints.RELAYED])
+@pytest.mark.parametrize("path", [*endpoints.OWN, *endpoints.RELAYED])
 def test_every_endpoint_of_the_router_is_on_the_page(path: str) -> None:
     assert f"`{path}`" in SECTIONS["Endpoints"].replace("`GET ", "`")
 
@@ -94,6 +96,13 @@ def test_every_metric_is_on_the_page_and_no_other() -> None:
     exposed = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
 
     assert set(re.findall(r"sglang_afd_mlp_[a-z_]+", PAGE)) == exposed
+
+
+def test_every_metric_of_the_router_is_on_the_page_and_no_other() -> None:
+    text = render_router(SharedCounters.create(1), ())
+    exposed = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+
+    assert set(re.findall(r"`(sgl_router_afd_[a-z_]+)`", PAGE)) == exposed
 
 
 def test_the_pages_programs_are_modules_of_this_package() -> None:

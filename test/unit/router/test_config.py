@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from sgl_router_afd.config import DEFAULTS, RouterConfig, parse_args
-from sgl_router_afd.endpoints import HEALTH, RELAYED, STATUS
+from sgl_router_afd.endpoints import OWN, RELAYED
 from sglang_afd.errors import ConfigError
 
 URL = "http://127.0.0.1:30001"
@@ -52,6 +54,18 @@ def test_no_server_is_refused() -> None:
         ("connect_timeout_s", float("inf")),
         ("shutdown_timeout_s", -1.0),
         ("max_body_bytes", 0),
+        ("relay_processes", 65),
+        ("hold_timeout_s", -1.0),
+        ("retry_budget", 1.5),
+        ("max_concurrent_requests", 0),
+        ("queue_size", -1),
+        ("queue_timeout_s", -1.0),
+        ("header_timeout_s", 0.0),
+        ("body_timeout_s", 0.0),
+        ("keep_alive_timeout_s", 0.0),
+        ("max_headers", 0),
+        ("max_header_bytes", 1),
+        ("max_replay_body_bytes", -1),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_the_name_of_its_flag(
@@ -74,5 +88,12 @@ def test_help_names_every_flag_with_its_default_and_every_endpoint(
     for name, default in DEFAULTS.items():
         assert f"--{name.replace('_', '-')} " in shown
         assert f"(default: {default})" in shown
-    for endpoint in (HEALTH, STATUS, *RELAYED):
+    for endpoint in (*OWN, *RELAYED):
         assert endpoint in shown
+
+
+def test_one_relay_process_for_each_core_but_not_more_than_four_unless_asked_for() -> None:
+    unasked = RouterConfig(attn_urls=(URL,)).num_relays
+
+    assert unasked == min(4, len(os.sched_getaffinity(0)))
+    assert RouterConfig(attn_urls=(URL,), relay_processes=7).num_relays == 7

@@ -6,7 +6,7 @@ import sys
 
 def test_the_router_imports_neither_torch_nor_sglang() -> None:
     program = (
-        "import sys, sgl_router_afd.launch_router\n"
+        "import sys, sgl_router_afd.launch_router, sgl_router_afd.dataplane.process\n"
         "print(sorted({'torch', 'sglang'} & sys.modules.keys()))"
     )
 

@@ -1,0 +1,1 @@
+"""What bench_router measures with: a fake attention server, a load generator, and the routers."""

@@ -1,0 +1,201 @@
+"""The groups over time: their members, epochs and states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from sgl_router_afd.control.epochs import Epochs
+from sgl_router_afd.control.placement import Group, Memory, place
+from sgl_router_afd.control.probe import Proof
+from sgl_router_afd.control.ratio import Ratio
+from sgl_router_afd.control.registry import Entry
+from sgl_router_afd.control.standing import (
+    GroupStand,
+    GroupState,
+    Past,
+    Stand,
+    Standing,
+    stand_of_attn,
+    stand_of_group,
+    stand_of_mlp,
+)
+from sglang_afd.config import Role
+
+FORGET_S = 600.0  # how long a group without servers is shown
+
+Members = frozenset[tuple[str, str]]  # server id and boot id of each
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """One group now."""
+
+    group: Group
+    epoch: int
+    stand: GroupStand
+    stands: dict[str, Stand]  # of its servers, by server id
+    drain_reason: str  # who asked all of it to drain; "" nobody
+
+    @property
+    def name(self) -> str:
+        return self.group.name
+
+    def models(self) -> tuple[str, ...]:
+        """Names that requests for it may say."""
+        names = (name for entry in self.group.attn for name in entry.registration.models)
+        return tuple(dict.fromkeys(names))
+
+    def with_traffic(self) -> list[Entry]:
+        """The servers that may get requests now."""
+        if self.stand.state is not GroupState.READY:
+            return []
+        return [
+            entry
+            for entry in self.group.attn
+            if self.stands[entry.server_id].standing is Standing.SERVING
+        ]
+
+
+@dataclass(kw_only=True)
+class _Record:
+    members: Members = frozenset()
+    past: Past = field(default_factory=Past)
+    empty_since_s: float | None = None
+
+
+class Groups:
+    """Decides anew at each `update`; times are handed in.
+
+    Args:
+        epochs: Saves every epoch before it is shown here.
+        ratio: Attention to MLP servers, or None.
+        started_s: When this router began.
+        settle_s: How long servers have to register again after that.
+    """
+
+    def __init__(
+        self, epochs: Epochs, *, ratio: Ratio | None, started_s: float, settle_s: float
+    ) -> None:
+        self._epochs = epochs
+        self._ratio = ratio
+        self._started_s = started_s
+        self._settle_s = settle_s
+        self._records: dict[str, _Record] = {}
+        self.views: dict[str, View] = {}
+        self.homeless: dict[str, str] = {}
+
+    def update(
+        self,
+        entries: Sequence[Entry],
+        proof_of: Callable[[str], tuple[Proof, str]],
+        now_s: float,
+    ) -> None:
+        """Take what is known now.
+
+        Args:
+            entries: The registered servers, in the order of their registration.
+            proof_of: What is known of an attention server's pair.
+            now_s: The time.
+        """
+        memory = Memory(
+            shapes={name: view.group.shape for name, view in self.views.items()},
+            group_of=self._group_of(),
+            known_names=self._epochs.known_names(),
+            is_settled=now_s >= self._started_s + self._settle_s,
+        )
+        placement = place(entries, memory, self._ratio)
+        views = {}
+        for name, group in placement.groups.items():
+            record = self._records.setdefault(name, _Record())
+            self._count_members(group, record)
+            view = self._view(group, record, proof_of, now_s)
+            if not self._is_forgotten(view, record, now_s):
+                views[name] = view
+        for name in self._records.keys() - views.keys():
+            del self._records[name]
+            self._epochs.forget(name)
+        self.views, self.homeless = views, placement.homeless
+        if now_s >= self._started_s + FORGET_S:
+            for name in self._epochs.known_names() - views.keys():
+                self._epochs.forget(name)
+
+    def drain(self, name: str, reason: str) -> bool:
+        """Have a group get no new requests; an empty reason takes that back.
+
+        Returns: Whether there is such a group.
+        """
+        record = self._records.get(name)
+        if record is not None:
+            record.past = replace(record.past, drain_reason=reason)
+        return record is not None
+
+    def of(self, server_id: str) -> View | None:
+        """The group of a server."""
+        for view in self.views.values():
+            if server_id in view.stands:
+                return view
+        return None
+
+    def _group_of(self) -> dict[str, str]:
+        return {server_id: name for name, view in self.views.items() for server_id in view.stands}
+
+    def _count_members(self, group: Group, record: _Record) -> None:
+        servers = group.servers()
+        members = frozenset((entry.server_id, entry.boot_id) for entry in servers)
+        if members == record.members:
+            return
+        new = [entry for entry in servers if (entry.server_id, entry.boot_id) not in record.members]
+        for entry in new:
+            if entry.registration.group == group.name:
+                self._epochs.raise_to(group.name, entry.registration.epoch)
+        epoch = self._epochs.of(group.name)
+        # Whoever heard of this very epoch was a member then: an earlier router counted it.
+        is_news = [
+            entry
+            for entry in new
+            if (entry.registration.group, entry.registration.epoch) != (group.name, epoch)
+        ]
+        if is_news or record.members - members:
+            self._epochs.advance(group.name)
+        record.members = members
+
+    def _view(
+        self,
+        group: Group,
+        record: _Record,
+        proof_of: Callable[[str], tuple[Proof, str]],
+        now_s: float,
+    ) -> View:
+        stands = {}
+        for entry in group.servers():
+            if entry.registration.role is Role.MLP:
+                stands[entry.server_id] = stand_of_mlp(entry, now_s)
+            else:
+                proof = proof_of(entry.server_id)
+                stands[entry.server_id] = stand_of_attn(entry, group, proof, now_s)
+        stand = stand_of_group(group, stands, record.past)
+        is_ready = stand.state is GroupState.READY
+        is_covered = not group.wires_itself and not group.gap()
+        record.past = replace(
+            record.past,
+            was_ready=record.past.was_ready or is_ready,
+            was_covered=record.past.was_covered or is_covered,
+            was_dead=(record.past.was_dead or stand.state is GroupState.DEAD) and not is_ready,
+        )
+        return View(
+            group=group,
+            epoch=self._epochs.of(group.name),
+            stand=stand,
+            stands=stands,
+            drain_reason=record.past.drain_reason,
+        )
+
+    def _is_forgotten(self, view: View, record: _Record, now_s: float) -> bool:
+        if view.stands:
+            record.empty_since_s = None
+            return False
+        if record.empty_since_s is None:
+            record.empty_since_s = now_s
+        was_whole = record.past.was_ready or record.past.was_covered
+        return not was_whole or now_s >= record.empty_since_s + FORGET_S

@@ -1,0 +1,221 @@
+"""The control plane whole: messages and times in, leases, routes and probes out (no I/O)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sgl_router_afd.control.epochs import Epochs
+from sgl_router_afd.control.groups import Groups
+from sgl_router_afd.control.messages import (
+    REGISTRATION_VERSION,
+    Condition,
+    Lease,
+    Leave,
+    Registration,
+    Renewal,
+)
+from sgl_router_afd.control.probe import ProbeSchedule, ProbeTerms
+from sgl_router_afd.control.ratio import Ratio
+from sgl_router_afd.control.registry import Entry, LeaseTerms, Registry
+from sgl_router_afd.control.routing import Route, route
+from sgl_router_afd.control.standing import is_attached_to
+from sgl_router_afd.control.told import tell
+from sglang_afd.config import Role
+
+MAX_EVENTS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that a person may want to read later."""
+
+    time_s: float
+    text: str
+
+
+class ControlPlane:
+    """One thread's; every method takes the time, of one monotonic clock.
+
+    Args:
+        router_boot_id: Of this process.
+        epochs: Survive it.
+        started_s: When it began.
+        ratio: Attention to MLP servers, or None.
+        lease_terms: Of leases.
+        probe_terms: Of pair probes.
+        num_in_flight: Requests of this router at an attention server, by server id.
+    """
+
+    def __init__(
+        self,
+        router_boot_id: str,
+        epochs: Epochs,
+        *,
+        started_s: float,
+        ratio: Ratio | None = None,
+        lease_terms: LeaseTerms | None = None,
+        probe_terms: ProbeTerms | None = None,
+        num_in_flight: Callable[[str], int] = lambda server_id: 0,
+    ) -> None:
+        self.registry = Registry(router_boot_id, lease_terms)
+        self.probes = ProbeSchedule(probe_terms)
+        settle_s = self.registry.terms.ttl_s
+        self.groups = Groups(epochs, ratio=ratio, started_s=started_s, settle_s=settle_s)
+        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._num_in_flight = num_in_flight
+        self._said: dict[str, str] = {}  # of each group, what the last event said
+
+    def register(self, registration: Registration, now_s: float) -> Lease:
+        """Take a server in.
+
+        Raises:
+            Refused: See `Registry.register`.
+        """
+        before = {entry.server_id: entry for entry in self.registry}
+        entry = self.registry.register(registration, now_s)
+        held = before.get(entry.server_id)
+        if held is None or held.boot_id != entry.boot_id:
+            self._note(f"{entry.server_id} registered, {_what(entry)}", now_s)
+        for gone in before.keys() - {other.server_id for other in self.registry}:
+            self._note(f"{gone} is replaced by {entry.server_id}, which has its address", now_s)
+            self.probes.on_detached(gone)
+        self.update(now_s)
+        return self._lease(entry)
+
+    def renew(self, renewal: Renewal, now_s: float) -> Lease:
+        """Extend a server's lease.
+
+        Raises:
+            Refused: See `Registry.renew`.
+        """
+        known = self.registry.get(renewal.server_id)
+        lost_before = _lost(known)
+        entry = self.registry.renew(renewal, now_s)
+        self.update(now_s)
+        for boot_id, reason in _lost(entry).items():
+            if boot_id not in lost_before:
+                self._on_peer_loss(entry, boot_id, reason, now_s)
+        return self._lease(entry)
+
+    def leave(self, message: Leave, now_s: float) -> None:
+        """Forget a server that ends.
+
+        Raises:
+            Refused: See `Registry.leave`.
+        """
+        entry = self.registry.leave(message)
+        self._note(f"{entry.server_id} left", now_s)
+        self.update(now_s)
+
+    def remove(self, server_id: str, now_s: float) -> bool:
+        """Forget a server because an operator says so; returns whether it was there."""
+        entry = self.registry.remove(server_id)
+        if entry is not None:
+            self._note(f"{server_id} was removed", now_s)
+            self.update(now_s)
+        return entry is not None
+
+    def drain(self, server_id: str, reason: str, now_s: float) -> bool:
+        """Have a server finish; an empty reason takes that back. Returns whether it is there."""
+        entry = self.registry.drain(server_id, reason)
+        if entry is not None:
+            self._note(f"{server_id} {'drains: ' + reason if reason else 'drains no more'}", now_s)
+            self.update(now_s)
+        return entry is not None
+
+    def drain_group(self, name: str, reason: str, now_s: float) -> bool:
+        """The same for all servers of a group."""
+        is_there = self.groups.drain(name, reason)
+        self.update(now_s)
+        return is_there
+
+    def update(self, now_s: float) -> None:
+        """Let time pass and decide anew; called after every change, and at `next_change_s`."""
+        for entry in self.registry.expire(now_s):
+            self._note(f"{entry.server_id} is gone: {entry.absence(now_s)}", now_s)
+        entries = list(self.registry)
+        # Proofs depend on who belongs together, and what groups are on proofs.
+        self.groups.update(entries, self.probes.proof, now_s)
+        if self._follow_attachments(entries, now_s):
+            self.groups.update(entries, self.probes.proof, now_s)
+        for name, view in self.groups.views.items():
+            said = f"{name} is {view.stand.state}"
+            if self._said.get(name) != said:
+                self._said[name] = said
+                self._note(f"{said}: {view.stand.reason}", now_s)
+
+    def next_change_s(self, now_s: float) -> float | None:
+        """When `update` is due though nothing happens."""
+        return self.registry.next_change_s(now_s)
+
+    def route(self, model: str | None) -> Route:
+        """The servers that may get a request."""
+        return route(model, self.groups.views.values())
+
+    def lease_of(self, server_id: str) -> Lease | None:
+        """What a server would be told now."""
+        entry = self.registry.get(server_id)
+        return None if entry is None else self._lease(entry)
+
+    def _lease(self, entry: Entry) -> Lease:
+        told = tell(entry, self.groups, self._num_in_flight)
+        terms = self.registry.terms
+        return Lease(
+            version=REGISTRATION_VERSION,
+            lease_id=entry.lease_id,
+            ttl_s=terms.ttl_s,
+            renew_s=terms.renew_s,
+            group=told.group,
+            epoch=told.epoch,
+            mlp_urls=told.mlp_urls,
+            reason=told.reason[:2000],
+            is_draining=told.is_draining,
+            may_stop=told.may_stop,
+        )
+
+    def _follow_attachments(self, entries: list[Entry], now_s: float) -> bool:
+        """Tell the probes who is attached to whom; returns whether that is news."""
+        attached = {}
+        for entry in entries:
+            view = self.groups.of(entry.server_id)
+            is_attn = entry.registration.role is Role.ATTN
+            if view is None or not is_attn or entry.report.condition is not Condition.READY:
+                continue
+            if view.group.wires_itself or is_attached_to(entry, view.group):
+                attached[entry.server_id] = (entry.boot_id, *sorted(entry.report.attached))
+        gone = self.probes.known() - attached.keys()
+        for server_id in gone:
+            self.probes.on_detached(server_id)
+        news = [
+            self.probes.on_attached(server_id, attachment, now_s)
+            for server_id, attachment in attached.items()
+        ]
+        return bool(gone) or any(news)
+
+    def _on_peer_loss(self, entry: Entry, boot_id: str, reason: str, now_s: float) -> None:
+        """One side of a pair misses the other: the attention server of it has to prove itself."""
+        peer = next((other for other in self.registry if other.boot_id == boot_id), None)
+        name = peer.server_id if peer is not None else boot_id
+        self._note(f"{entry.server_id} reports that it lost {name}: {reason}", now_s)
+        for one in (entry, peer):
+            if one is not None and one.registration.role is Role.ATTN:
+                why = f"{entry.server_id} lost {name}: {reason}"
+                self.probes.on_trouble(one.server_id, why, now_s, is_certain=False)
+
+    def _note(self, text: str, now_s: float) -> None:
+        self.events.append(Event(time_s=now_s, text=text))
+
+
+def _lost(entry: Entry | None) -> dict[str, str]:
+    return {} if entry is None else {loss.boot_id: loss.reason for loss in entry.report.lost}
+
+
+def _what(entry: Entry) -> str:
+    shard = entry.registration.shard
+    if entry.registration.role is Role.ATTN:
+        return f"attention server at {entry.registration.url}"
+    if shard is None:
+        return f"spare MLP server at {entry.registration.url}"
+    return f"MLP rank {shard.ep_rank} of {shard.ep_size} at {entry.registration.url}"

@@ -1,0 +1,104 @@
+"""Which of the candidates gets a request: the policies, given what each server holds now.
+
+A reported count is old when it is read. So a server's load is what others have there, by its last
+report, and what this router has there now, which is exact: each choice is counted at once, and a
+burst is spread though no report has come meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+KV_SCARCE = 0.8  # beyond this share of used KV tokens a server counts as fuller than it seems
+PREFIX_SLACK = 1.25  # a sticky server may have this times the mean load
+PREFIX_SLACK_REQUESTS = 4  # and so many requests more, since a mean of few says little
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One server that may get the request."""
+
+    server_id: str
+    num_reported: int  # running and waiting, by its last report
+    num_in_flight_then: int  # of this router, when that report came
+    num_in_flight: int  # of this router, now
+    max_running: int  # 0: not known
+    free_kv_tokens: int  # by its last report
+    kv_tokens: int  # 0: not known
+    turns_away: int  # how many other servers' turns come first, counted from the last choice
+
+    @property
+    def load(self) -> int:
+        """Requests that it holds now, as far as this router can know."""
+        return max(0, self.num_reported - self.num_in_flight_then) + self.num_in_flight
+
+    @property
+    def fullness(self) -> float:
+        """Its load beside what it can hold, and more where its KV cache is nearly full."""
+        share = self.load / self.max_running if self.max_running else float(self.load)
+        return share + self._kv_pressure() * (1.0 if self.max_running else self.load + 1.0)
+
+    def _kv_pressure(self) -> float:
+        """0 where there is room, 1 where there is none."""
+        if not self.kv_tokens:
+            return 0.0
+        used = 1.0 - min(self.free_kv_tokens, self.kv_tokens) / self.kv_tokens
+        # Requests sent since then need as much as those it reported.
+        growth = self.load / self.num_reported if self.num_reported else 1.0
+        expected = used * max(1.0, growth)
+        return min(1.0, max(0.0, (expected - KV_SCARCE) / (1.0 - KV_SCARCE)))
+
+
+Policy = Callable[[Sequence[Candidate], bytes, random.Random], Candidate]
+
+
+def least_load(candidates: Sequence[Candidate], key: bytes, rng: random.Random) -> Candidate:
+    """The least full server; equals take turns."""
+    return min(candidates, key=lambda one: (one.fullness, one.turns_away))
+
+
+def round_robin(candidates: Sequence[Candidate], key: bytes, rng: random.Random) -> Candidate:
+    """Each in turn."""
+    return min(candidates, key=lambda one: one.turns_away)
+
+
+def power_of_two(candidates: Sequence[Candidate], key: bytes, rng: random.Random) -> Candidate:
+    """The less full one of two that are drawn: good where several routers share the servers."""
+    drawn = rng.sample(candidates, min(2, len(candidates)))
+    return min(drawn, key=lambda one: (one.fullness, one.turns_away))
+
+
+def prefix(candidates: Sequence[Candidate], key: bytes, rng: random.Random) -> Candidate:
+    """The server that had the same beginning before, unless it is much fuller than the others.
+
+    Every key has an order of the servers of its own (rendezvous hashing), so one that comes or goes
+    moves only the keys that it wins or had.
+    """
+    if not key:
+        return least_load(candidates, key, rng)
+    mean = sum(one.load for one in candidates) / len(candidates)
+    limit = mean * PREFIX_SLACK + PREFIX_SLACK_REQUESTS
+    # By load, not fullness: a cache that is full of this prefix is why the request goes there.
+    fitting = [one for one in candidates if one.load <= limit and not _is_full(one)]
+    if not fitting:
+        return least_load(candidates, key, rng)
+    return max(fitting, key=lambda one: _weight(key, one.server_id))
+
+
+POLICIES: dict[str, Policy] = {
+    "least_load": least_load,
+    "prefix": prefix,
+    "round_robin": round_robin,
+    "power_of_two": power_of_two,
+}
+
+
+def _is_full(one: Candidate) -> bool:
+    return 0 < one.max_running <= one.load
+
+
+def _weight(key: bytes, server_id: str) -> bytes:
+    return hashlib.blake2b(server_id.encode(), key=key[:64], digest_size=8).digest()

@@ -1,0 +1,254 @@
+"""Who is there: servers and their leases.
+
+A lease that runs out makes a server late: it keeps its place, and gets no new requests. Only when
+it stays away for a while longer is it gone. One that was late again and again has to renew in time
+for a while, longer each time, before it counts as here: a flapping lease must not flap a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sgl_router_afd.control.messages import (
+    DeclineCode,
+    Leave,
+    Registration,
+    Renewal,
+    Report,
+)
+from sglang_afd.errors import Refused
+
+MAX_SERVERS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseTerms:
+    """How long things last."""
+
+    ttl_s: float = 6.0  # a lease, from each renewal on
+    renew_s: float = 2.0  # how often servers are asked to renew
+    grace_s: float = 6.0  # how long a late server keeps its place
+    flap_window_s: float = 60.0  # lapses are remembered for so long
+    max_probation_s: float = 30.0  # of in-time renewals that a flapping server owes at most
+
+
+@dataclass(kw_only=True, slots=True)
+class Entry:
+    """One registered server; changed only by `Registry`."""
+
+    registration: Registration
+    report: Report
+    lease_id: str
+    order: int  # of first registration
+    expires_s: float
+    steady_from_s: float  # it counts as here from then on
+    drain_reason: str = ""  # who asked it to drain; "" nobody
+
+    @property
+    def server_id(self) -> str:
+        return self.registration.server_id
+
+    @property
+    def boot_id(self) -> str:
+        return self.registration.boot_id
+
+    @property
+    def is_draining(self) -> bool:
+        return bool(self.drain_reason) or self.report.is_draining
+
+    def is_here(self, now_s: float) -> bool:
+        """Does its lease run, and steadily?"""
+        return self.steady_from_s <= now_s < self.expires_s
+
+    def absence(self, now_s: float) -> str:
+        """Why it does not count as here, for people; "" if it does."""
+        if now_s >= self.expires_s:
+            return f"its lease ran out {now_s - self.expires_s:.1f} s ago"
+        if now_s < self.steady_from_s:
+            return (
+                "it was late again and again; it has to renew its lease in time for "
+                f"{self.steady_from_s - now_s:.0f} s more"
+            )
+        return ""
+
+
+class Registry:
+    """Times are handed in; they are those of one monotonic clock.
+
+    Args:
+        router_boot_id: Begins every lease id, so that those of an earlier router are unknown.
+        terms: How long things last.
+    """
+
+    def __init__(self, router_boot_id: str, terms: LeaseTerms | None = None) -> None:
+        self.terms = terms or LeaseTerms()
+        self._router_boot_id = router_boot_id
+        self._entries: dict[str, Entry] = {}
+        self._lapses: dict[tuple[str, str], list[float]] = {}  # by server and boot id
+        self._num_leases = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        """All servers, those that registered first before the others."""
+        return iter(sorted(self._entries.values(), key=lambda entry: entry.order))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, server_id: str) -> Entry | None:
+        return self._entries.get(server_id)
+
+    def register(self, registration: Registration, now_s: float) -> Entry:
+        """Give a lease to a server, in place of an older process of its name or address.
+
+        Raises:
+            Refused: A newer process has the name or the address, or there are too many servers.
+        """
+        before = self._entries.get(registration.server_id)
+        for held in self._rivals(registration):
+            _check_newer(registration, held)
+        if before is None and len(self._entries) >= MAX_SERVERS:
+            raise Refused(
+                DeclineCode.CAPACITY,
+                f"this router keeps {MAX_SERVERS} servers and has them; use another one",
+            )
+        for held in self._rivals(registration):
+            del self._entries[held.server_id]
+        if before is not None and before.boot_id == registration.boot_id:
+            self._note_lapse(before, now_s)
+        self._num_leases += 1
+        entry = Entry(
+            registration=registration,
+            report=registration.report,
+            lease_id=f"{self._router_boot_id}-{self._num_leases}",
+            order=self._num_leases if before is None else before.order,
+            expires_s=now_s + self.terms.ttl_s,
+            steady_from_s=self._steady_from(registration, now_s, before),
+            drain_reason="",
+        )
+        if before is not None and before.boot_id == registration.boot_id:
+            entry.drain_reason = before.drain_reason
+        self._entries[registration.server_id] = entry
+        return entry
+
+    def renew(self, renewal: Renewal, now_s: float) -> Entry:
+        """Extend a lease and take the report; an old message changes nothing.
+
+        Raises:
+            Refused: The lease is not known; the server has to register.
+        """
+        entry = self._held(renewal)
+        if renewal.report.seq <= entry.report.seq:
+            return entry
+        if self._note_lapse(entry, now_s):
+            entry.steady_from_s = self._steady_from(entry.registration, now_s, entry)
+        entry.report = renewal.report
+        entry.expires_s = now_s + self.terms.ttl_s
+        return entry
+
+    def leave(self, message: Leave) -> Entry:
+        """Forget a server that ends.
+
+        Raises:
+            Refused: The lease is not known.
+        """
+        entry = self._held(message)
+        del self._entries[entry.server_id]
+        return entry
+
+    def remove(self, server_id: str) -> Entry | None:
+        """Forget a server because an operator says so."""
+        return self._entries.pop(server_id, None)
+
+    def drain(self, server_id: str, reason: str) -> Entry | None:
+        """Have a server finish what it has; an empty reason takes that back."""
+        entry = self._entries.get(server_id)
+        if entry is not None:
+            entry.drain_reason = reason
+        return entry
+
+    def expire(self, now_s: float) -> list[Entry]:
+        """Forget the servers that stayed away for too long, and return them."""
+        terms = self.terms
+        gone = [e for e in self._entries.values() if now_s >= e.expires_s + terms.grace_s]
+        for entry in gone:
+            self._add_lapse(entry, now_s)
+            del self._entries[entry.server_id]
+        self._lapses = {
+            key: recent for key in self._lapses if (recent := self._recent_lapses(key, now_s))
+        }
+        return gone
+
+    def next_change_s(self, now_s: float) -> float | None:
+        """When time alone changes something: a lease ends, a probation ends, a server is gone."""
+        times = (
+            when
+            for entry in self._entries.values()
+            for when in (
+                entry.expires_s,
+                entry.expires_s + self.terms.grace_s,
+                entry.steady_from_s,
+            )
+        )
+        return min((when for when in times if when > now_s), default=None)
+
+    def _held(self, message: Renewal | Leave) -> Entry:
+        entry = self._entries.get(message.server_id)
+        if entry is None or entry.lease_id != message.lease_id:
+            if entry is not None and entry.boot_id != message.boot_id:
+                raise _replaced(entry)
+            raise Refused(
+                DeclineCode.UNKNOWN_LEASE,
+                f"{message.server_id} holds no lease {message.lease_id}, for it ran out or the "
+                "router was started anew; register again",
+            )
+        return entry
+
+    def _rivals(self, registration: Registration) -> list[Entry]:
+        return [
+            entry
+            for entry in self._entries.values()
+            if entry.boot_id != registration.boot_id
+            and (
+                entry.server_id == registration.server_id
+                or entry.registration.url == registration.url
+            )
+        ]
+
+    def _note_lapse(self, entry: Entry, now_s: float) -> bool:
+        if now_s < entry.expires_s:
+            return False
+        self._add_lapse(entry, now_s)
+        return True
+
+    def _add_lapse(self, entry: Entry, now_s: float) -> None:
+        key = (entry.server_id, entry.boot_id)
+        self._lapses[key] = [*self._recent_lapses(key, now_s), now_s]
+
+    def _recent_lapses(self, key: tuple[str, str], now_s: float) -> list[float]:
+        since_s = now_s - self.terms.flap_window_s
+        return [when for when in self._lapses.get(key, ()) if when > since_s]
+
+    def _steady_from(self, registration: Registration, now_s: float, before: Entry | None) -> float:
+        """When the server may count as here; at once after a first lapse."""
+        key = (registration.server_id, registration.boot_id)
+        num_lapses = len(self._recent_lapses(key, now_s))
+        if num_lapses < 2:
+            return now_s
+        if before is not None and now_s < before.expires_s:
+            return before.steady_from_s
+        terms = self.terms
+        return now_s + min(terms.renew_s * 2.0 ** min(num_lapses - 1, 16), terms.max_probation_s)
+
+
+def _check_newer(registration: Registration, held: Entry) -> None:
+    if registration.started_at_s <= held.registration.started_at_s:
+        raise _replaced(held)
+
+
+def _replaced(held: Entry) -> Refused:
+    return Refused(
+        DeclineCode.REPLACED,
+        f"a newer process has taken this place: {held.server_id} at {held.registration.url}, boot "
+        f"id {held.boot_id}; stop one of the two, or give it a name and a port of its own",
+    )

@@ -1,0 +1,115 @@
+"""Numbers that all relay processes and the control process see at once: cells of shared memory.
+
+Every cell has one writer, the relay process whose block it lies in, so nobody needs a lock. The one
+exception is `turn`: when two relays write it at once, two requests take the same turn.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from bisect import bisect_left
+from operator import add
+
+MAX_SERVERS = 1024
+# Upper edges in seconds; the last bucket has none.
+FIRST_BYTE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+CELLS = (
+    "connections",  # open connections of clients
+    "running",  # requests let in and not yet answered in full
+    "queued",  # requests that wait to be let in
+    "held",  # requests that wait for a ready server
+    "requests",  # request heads that were read, good or bad
+    "replayed",  # requests sent again, to another server
+    "aborted",  # requests whose client left before the end of the answer
+    "broken",  # answers that ended in the middle because their server broke off
+    "request_bytes",  # of bodies
+    "response_bytes",  # of bodies
+    "chunks",  # pieces of answers, one for each read
+    "first_byte_us",  # time from a request's head to the first byte of its answer, summed
+)
+CONNECTIONS, RUNNING, QUEUED, HELD, REQUESTS, REPLAYED, ABORTED, BROKEN = range(8)
+REQUEST_BYTES, RESPONSE_BYTES, CHUNKS, FIRST_BYTE_US = range(8, 12)
+GAUGES = (CONNECTIONS, RUNNING, QUEUED, HELD)
+FIRST_BYTE_BUCKET = len(CELLS)
+STATUS = FIRST_BYTE_BUCKET + len(FIRST_BYTE_BUCKETS_S) + 1  # STATUS + 404 counts 404s
+IN_FLIGHT = STATUS + 1000  # and the next ones by slot
+SERVED = IN_FLIGHT + MAX_SERVERS
+FAILED = SERVED + MAX_SERVERS
+BLOCK = FAILED + MAX_SERVERS
+TURN = 0
+HEADER = 8
+CELL_BYTES = 8
+
+
+class SharedCounters:
+    """All blocks, as everybody may read them.
+
+    Args:
+        descriptor: An open file of `size_of(num_relays)` bytes; `create` makes one.
+    """
+
+    def __init__(self, descriptor: int, num_relays: int) -> None:
+        self.num_relays = num_relays
+        self.descriptor = descriptor
+        self.cells = memoryview(mmap.mmap(descriptor, size_of(num_relays))).cast("q")
+        self._blocks = [HEADER + relay * BLOCK for relay in range(num_relays)]
+
+    @classmethod
+    def create(cls, num_relays: int) -> SharedCounters:
+        descriptor = os.memfd_create("sgl-router-afd")
+        os.ftruncate(descriptor, size_of(num_relays))
+        return cls(descriptor, num_relays)
+
+    @property
+    def turn(self) -> int:
+        """The slot that was chosen last, plus one; 0 before the first choice."""
+        return self.cells[TURN]
+
+    @turn.setter
+    def turn(self, value: int) -> None:
+        self.cells[TURN] = value
+
+    def total(self, cell: int) -> int:
+        """The sum over all relays."""
+        cells = self.cells
+        total = 0
+        for block in self._blocks:
+            total += cells[block + cell]
+        return total
+
+    def totals(self, first: int, num: int) -> list[int]:
+        """The sums of `num` neighbouring cells."""
+        start, *others = self._blocks
+        sums = self.cells[start + first : start + first + num].tolist()
+        for block in others:
+            row = self.cells[block + first : block + first + num].tolist()
+            sums = list(map(add, sums, row))
+        return sums
+
+    def forget_running(self, relay: int) -> None:
+        """A relay died: nothing is in flight there any more; what it has counted stays."""
+        block = self._blocks[relay]
+        for cell in (*GAUGES, *range(IN_FLIGHT, IN_FLIGHT + MAX_SERVERS)):
+            self.cells[block + cell] = 0
+
+
+class RelayCounters:
+    """One relay's own block, which it alone writes."""
+
+    def __init__(self, shared: SharedCounters, relay: int) -> None:
+        self.shared = shared
+        self._cells = shared.cells
+        self._block = HEADER + relay * BLOCK
+
+    def add(self, cell: int, amount: int = 1) -> None:
+        self._cells[self._block + cell] += amount
+
+    def add_first_byte(self, seconds: float) -> None:
+        self.add(FIRST_BYTE_US, int(seconds * 1e6))
+        self.add(FIRST_BYTE_BUCKET + bisect_left(FIRST_BYTE_BUCKETS_S, seconds))
+
+
+def size_of(num_relays: int) -> int:
+    return (HEADER + num_relays * BLOCK) * CELL_BYTES

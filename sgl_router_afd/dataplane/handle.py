@@ -1,0 +1,151 @@
+"""One relay process as the control process handles it: started, started again, drained."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+
+from sgl_router_afd.dataplane.channel import Channel
+from sgl_router_afd.dataplane.counters import SharedCounters
+from sgl_router_afd.dataplane.messages import (
+    Drain,
+    Draining,
+    Listening,
+    Setup,
+    Table,
+    ToControl,
+    Unreachable,
+)
+from sglang_afd.errors import AfdError
+
+logger = logging.getLogger(__name__)
+
+# A process that ends so soon after its start would do so again.
+SHORT_LIFE_S = 5.0
+MAX_SHORT_LIVES = 3
+
+
+class RelayFailed(AfdError):
+    """A relay process ends whenever it is started."""
+
+
+class RelayHandle:
+    """Keeps one relay process running.
+
+    Args:
+        setup: Its first message.
+        counters: Shared with it.
+        listeners: Its sockets; they stay open here, and with them the connections that wait.
+        on_unreachable: Told the slot of a server that refuses connections, and why.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        counters: SharedCounters,
+        listeners: list[socket.socket],
+        on_unreachable: Callable[[int, str], None],
+    ) -> None:
+        self._setup = setup
+        self._counters = counters
+        self._listeners = listeners
+        self._on_unreachable = on_unreachable
+        self._table = Table(rows=())
+        self._channel: Channel[ToControl] | None = None
+        self._is_draining = False
+        self._num_running: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.is_listening = asyncio.Event()
+
+    async def keep_running(self) -> None:
+        """Start it anew whenever it ends, until it was drained.
+
+        Raises: RelayFailed, when it ends each time soon after its start.
+        """
+        loop = asyncio.get_running_loop()
+        num_short_lives = 0
+        while True:
+            started_s = loop.time()
+            code = await self._run()
+            self._counters.forget_running(self._setup.relay)
+            if self._is_draining:
+                self._set_num_running(0)
+                return
+            is_short = loop.time() - started_s < SHORT_LIFE_S
+            num_short_lives = num_short_lives + 1 if is_short else 0
+            what = f"relay process {self._setup.relay} ended with exit code {code}"
+            if num_short_lives >= MAX_SHORT_LIVES:
+                raise RelayFailed(
+                    f"{what}, {num_short_lives} times within {SHORT_LIFE_S:g} s of its start; see "
+                    "what it logged before"
+                )
+            logger.warning("%s; its requests are lost, another one takes its place", what)
+
+    def send_table(self, table: Table) -> None:
+        self._table = table
+        if self._channel is not None:
+            self._channel.send(table)
+
+    async def start_draining(self, timeout_s: float) -> int:
+        """Have it accept nothing more; returns how many requests still run."""
+        self._is_draining = True
+        num_running = 0
+        if self._channel is not None:
+            self._channel.send(Drain(timeout_s=timeout_s))
+            num_running = await self._num_running
+        for listener in self._listeners:
+            # A process that is about to end holds it, too; this refuses connections at once.
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        return num_running
+
+    async def _run(self) -> int:
+        ours, theirs = socket.socketpair()
+        listening = [listener.fileno() for listener in self._listeners]
+        with ours, theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "sgl_router_afd.dataplane.process"),
+                *("--channel", str(theirs.fileno())),
+                *("--counters", str(self._counters.descriptor)),
+                *("--listen", *map(str, listening)),
+                pass_fds=(theirs.fileno(), self._counters.descriptor, *listening),
+                stdin=asyncio.subprocess.DEVNULL,
+            )
+            theirs.close()
+            try:
+                await self._talk(ours.dup())
+                return await process.wait()
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+
+    async def _talk(self, opened: socket.socket) -> None:
+        """Speak with it until it closes the channel, which it does by ending."""
+        loop = asyncio.get_running_loop()
+        is_lost = asyncio.Event()
+        channel: Channel[ToControl] = Channel(ToControl, self._on_message, is_lost.set)
+        await loop.create_unix_connection(lambda: channel, sock=opened)
+        channel.send(self._setup)
+        channel.send(self._table)
+        self._channel = channel
+        try:
+            await is_lost.wait()
+        finally:
+            self._channel = None
+            channel.close()
+
+    def _on_message(self, message: ToControl) -> None:
+        match message:
+            case Listening():
+                self.is_listening.set()
+            case Unreachable():
+                self._on_unreachable(message.slot, message.reason)
+            case Draining():
+                self._set_num_running(message.num_running)
+
+    def _set_num_running(self, number: int) -> None:
+        if not self._num_running.done():
+            self._num_running.set_result(number)

@@ -1,0 +1,115 @@
+"""What the connections of one relay process share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+
+from sgl_router_afd.config import RouterConfig
+from sgl_router_afd.dataplane.admission import Admission
+from sgl_router_afd.dataplane.budget import RetryBudget
+from sgl_router_afd.dataplane.checks import Limits
+from sgl_router_afd.dataplane.client import ClientConnection
+from sgl_router_afd.dataplane.counters import RelayCounters
+from sgl_router_afd.dataplane.messages import ServerRow
+from sgl_router_afd.dataplane.reading import ReadBuffer
+from sgl_router_afd.dataplane.server import IDLE_CONNECTION_S, Server
+from sgl_router_afd.dataplane.servers import Servers
+from sgl_router_afd.dataplane.waiting import WaitingRoom
+from sgl_router_afd.policy import POLICIES
+
+logger = logging.getLogger(__name__)
+
+LOOK_AT_DEADLINES_S = 0.2
+
+
+class Relay:
+    """One relay process's parts, put together.
+
+    Args:
+        config: The router's settings.
+        counters: This process's.
+        control_path: The Unix socket behind the router's own endpoints.
+        tell_unreachable: Told the slot of a server that refused a connection, and why.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        counters: RelayCounters,
+        control_path: str,
+        tell_unreachable: Callable[[int, str], None],
+    ) -> None:
+        self.config = config
+        self.loop = asyncio.get_running_loop()
+        self.counters = counters
+        self.reading = ReadBuffer()
+        self.limits = Limits(
+            max_headers=config.max_headers,
+            max_header_bytes=config.max_header_bytes,
+            max_body_bytes=config.max_body_bytes,
+        )
+        self.max_kept_body_bytes = config.max_replay_body_bytes
+        self.clients: set[ClientConnection] = set()
+        self.admission = Admission(config, counters)
+        self.budget = RetryBudget(config.retry_budget)
+        self.waiting = WaitingRoom(config.hold_timeout_s, counters)
+        self.servers = Servers(
+            POLICIES[config.policy], counters.shared, self._open_server, self.waiting.wake
+        )
+        self.control = Server(
+            control_path, -1, self.reading, connect_timeout_s=config.connect_timeout_s
+        )
+        self.is_draining = False
+        self._tell_unreachable = tell_unreachable
+        self._id_prefix = secrets.token_hex(6)
+        self._num_ids = 0
+
+    def new_request_id(self) -> bytes:
+        """One that no other request has, nor one of another process."""
+        self._num_ids += 1
+        return b"%b-%x" % (self._id_prefix.encode(), self._num_ids)
+
+    def count_server(self, server: Server, row: int, amount: int = 1) -> None:
+        """Count for a server; `row` is one of the counters' rows by slot."""
+        if server.slot >= 0:
+            self.counters.add(row + server.slot, amount)
+
+    def report_unreachable(self, server: Server, reason: str) -> None:
+        self.servers.mark_unreachable(server, reason)
+        self._tell_unreachable(server.slot, reason)
+
+    async def watch_deadlines(self) -> None:
+        """One look at all connections now and then is cheaper than a timer for each request."""
+        while True:
+            await asyncio.sleep(LOOK_AT_DEADLINES_S)
+            now_s = self.loop.time()
+            for client in list(self.clients):
+                if client.deadline_s is not None and client.deadline_s <= now_s:
+                    client.on_deadline()
+            self.servers.close_idle(IDLE_CONNECTION_S)
+            self.control.close_idle(IDLE_CONNECTION_S)
+
+    def start_draining(self) -> int:
+        """Close what is idle; returns how many requests still run."""
+        self.is_draining = True
+        for client in list(self.clients):
+            client.on_drain()
+        return sum(not client.is_idle for client in self.clients)
+
+    async def drained(self, timeout_s: float) -> int:
+        """Wait for the end of what runs, then cut what is left; returns how much that was."""
+        deadline_s = self.loop.time() + timeout_s
+        while self.clients and self.loop.time() < deadline_s:
+            await asyncio.sleep(0.01)
+        late = [client for client in self.clients if not client.is_idle]
+        for client in list(self.clients):
+            client.cut()
+        return len(late)
+
+    def _open_server(self, row: ServerRow) -> Server:
+        return Server(
+            row.url, row.slot, self.reading, connect_timeout_s=self.config.connect_timeout_s
+        )

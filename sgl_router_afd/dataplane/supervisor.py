@@ -1,0 +1,85 @@
+"""All relay processes as the control process handles them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from sgl_router_afd.config import RouterConfig
+from sgl_router_afd.dataplane.counters import SharedCounters
+from sgl_router_afd.dataplane.handle import RelayHandle
+from sgl_router_afd.dataplane.messages import Setup, Table
+
+logger = logging.getLogger(__name__)
+
+END_S = 5.0  # what a relay process gets to end beyond the time that running requests get
+
+
+class Relays:
+    """They run while the `with` block does; when one cannot be kept running, the block ends, too.
+
+    Args:
+        counters: Shared with all of them.
+        listeners: For each its sockets.
+        control_path: The Unix socket of the router's own endpoints.
+        on_unreachable: Told the slot of a server that refuses connections, and why.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        counters: SharedCounters,
+        listeners: list[list[socket.socket]],
+        control_path: str,
+        on_unreachable: Callable[[int, str], None],
+    ) -> None:
+        self._handles = [
+            RelayHandle(
+                Setup(config=config, relay=relay, control_path=control_path),
+                counters,
+                sockets,
+                on_unreachable,
+            )
+            for relay, sockets in enumerate(listeners)
+        ]
+        self._group = asyncio.TaskGroup()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        for handle in self._handles:
+            self._tasks.append(self._group.create_task(handle.keep_running()))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._group.__aexit__(kind, error, trace)
+
+    async def wait_until_listening(self) -> None:
+        for handle in self._handles:
+            await handle.is_listening.wait()
+
+    def publish(self, table: Table) -> None:
+        """Make this the table of all relay processes, those that start later too."""
+        for handle in self._handles:
+            handle.send_table(table)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Accept nothing more, let running requests finish, and let the processes end."""
+        counts = [handle.start_draining(timeout_s) for handle in self._handles]
+        num_running = sum(await asyncio.gather(*counts))
+        if num_running:
+            logger.info("waiting up to %g s for %d running requests", timeout_s, num_running)
+        _, late = await asyncio.wait(self._tasks, timeout=timeout_s + END_S)
+        if late:
+            logger.warning("%d relay processes do not end; killing them", len(late))

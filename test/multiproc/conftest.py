@@ -1,0 +1,26 @@
+"""One router before one fake server for all relay tests of a process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from raw_server import RawServer, wait_until
+from router_harness import RouterProcess
+
+
+@pytest.fixture(scope="session")
+def raw_server() -> Iterator[RawServer]:
+    with RawServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def relay(raw_server: RawServer) -> Iterator[RouterProcess]:
+    """A router with limits that tests can reach."""
+    with RouterProcess(raw_server.url) as router:
+        wait_until(
+            "the router knows the server",
+            lambda: router.servers()[raw_server.url]["state"] == "ready",
+        )
+        yield router

@@ -1,0 +1,194 @@
+"""Servers as they speak to the router's control plane, with a clock that only tests move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sgl_router_afd.control.epochs import Epochs
+from sgl_router_afd.control.messages import (
+    REGISTRATION_VERSION,
+    Capacity,
+    Condition,
+    Lease,
+    Leave,
+    Load,
+    Registration,
+    Renewal,
+    Report,
+    Shard,
+)
+from sgl_router_afd.control.persist import Floors
+from sgl_router_afd.control.plane import ControlPlane
+from sgl_router_afd.control.probe import Outcome
+from sgl_router_afd.control.ratio import Ratio
+from sgl_router_afd.control.registry import LeaseTerms
+from sglang_afd.config import Role
+
+FINGERPRINT = "ab" * 32
+OTHER = "cd" * 32
+EXPERTS = 8
+RENEW_S = LeaseTerms().renew_s
+TTL_S = LeaseTerms().ttl_s
+GONE_S = LeaseTerms().ttl_s + LeaseTerms().grace_s
+
+
+class FakeServer:
+    """One server process; renew it as often as it would."""
+
+    def __init__(self, registration: Registration) -> None:
+        self.registration = registration
+        self.report = registration.report
+        self.lease: Lease | None = None
+
+    @property
+    def id(self) -> str:
+        return self.registration.server_id
+
+    @property
+    def boot_id(self) -> str:
+        return self.registration.boot_id
+
+    def says(self, **changes: Any) -> FakeServer:
+        """Change what the next report says; returns the server."""
+        self.report = msgspec.structs.replace(self.report, **changes)
+        return self
+
+    def attach(self, *mlp: FakeServer) -> FakeServer:
+        """As an attention server that has attached to these."""
+        return self.says(
+            condition=Condition.READY, reason="", attached=tuple(one.boot_id for one in mlp)
+        )
+
+    def register(self, plane: ControlPlane, now_s: float) -> Lease:
+        lease = self.lease
+        group, epoch = (lease.group, lease.epoch) if lease is not None else ("", 0)
+        self.registration = msgspec.structs.replace(
+            self.registration, group=group, epoch=epoch, report=self._next_report()
+        )
+        self.lease = plane.register(self.registration, now_s)
+        return self.lease
+
+    def renew(self, plane: ControlPlane, now_s: float) -> Lease:
+        self.lease = plane.renew(self.renewal(), now_s)
+        return self.lease
+
+    def renewal(self) -> Renewal:
+        return Renewal(
+            version=REGISTRATION_VERSION,
+            server_id=self.id,
+            boot_id=self.boot_id,
+            lease_id=self.lease.lease_id if self.lease is not None else "none",
+            sent_at_s=0.0,
+            report=self._next_report(),
+        )
+
+    def leaving(self) -> Leave:
+        lease_id = self.lease.lease_id if self.lease is not None else "none"
+        return Leave(
+            version=REGISTRATION_VERSION,
+            server_id=self.id,
+            boot_id=self.boot_id,
+            lease_id=lease_id,
+            sent_at_s=0.0,
+        )
+
+    def restarted(self, boot_id: str) -> FakeServer:
+        """A later process of the same server, which remembers nothing."""
+        return FakeServer(
+            msgspec.structs.replace(
+                self.registration,
+                boot_id=boot_id,
+                started_at_s=self.registration.started_at_s + 1,
+                group="",
+                epoch=0,
+                report=msgspec.structs.replace(
+                    self.report, seq=0, attached=(), lost=(), is_draining=False
+                ),
+            )
+        )
+
+    def _next_report(self) -> Report:
+        self.says(seq=self.report.seq + 1)
+        return self.report
+
+
+def attn(name: str, **changes: Any) -> FakeServer:
+    """An attention server that has just started."""
+    return FakeServer(_registration(name, Role.ATTN, Condition.STARTING, changes))
+
+
+def mlp(name: str, rank: int = 0, ep_size: int = 1, **changes: Any) -> FakeServer:
+    """An MLP server that serves."""
+    width = EXPERTS // ep_size
+    shard = Shard(
+        ep_rank=rank,
+        ep_size=ep_size,
+        first_expert=rank * width,
+        stop_expert=(rank + 1) * width,
+    )
+    changes = {"shard": shard, "exchange_address": f"tcp://{name}:7000"} | changes
+    return FakeServer(_registration(name, Role.MLP, Condition.READY, changes))
+
+
+def a_plane(
+    floors: Floors | None = None, ratio: Ratio | None = None, *, saved: list[Floors] | None = None
+) -> ControlPlane:
+    """A control plane that began at 0, whose floors go to `saved`."""
+    keep = saved if saved is not None else []
+    epochs = Epochs(floors or Floors(), keep.append)
+    return ControlPlane("router", epochs, started_s=0.0, ratio=ratio)
+
+
+def register_all(plane: ControlPlane, now_s: float, *servers: FakeServer) -> None:
+    for server in servers:
+        server.register(plane, now_s)
+
+
+def renew_all(plane: ControlPlane, now_s: float, *servers: FakeServer) -> None:
+    for server in servers:
+        server.renew(plane, now_s)
+
+
+def pass_probes(plane: ControlPlane, now_s: float) -> list[str]:
+    """Make the probes that are due, all of which pass; returns whom they were made of."""
+    due = plane.probes.due(now_s)
+    for server_id in due:
+        attachment = plane.probes.on_started(server_id, now_s)
+        plane.probes.on_outcome(server_id, Outcome.PASSED, "", now_s, attachment)
+    plane.update(now_s)
+    return due
+
+
+def _registration(
+    name: str, role: Role, condition: Condition, changes: dict[str, Any]
+) -> Registration:
+    fields: dict[str, Any] = {
+        "version": REGISTRATION_VERSION,
+        "server_id": name,
+        "boot_id": f"{name}.boot-1",
+        "started_at_s": 1000.0,
+        "sent_at_s": 1000.0,
+        "role": role,
+        "models": ("tiny",) if role is Role.ATTN else (),
+        "fingerprint": FINGERPRINT,
+        "num_experts": EXPERTS,
+        "url": f"http://{name}:30000",
+        "exchange_address": "",
+        "shard": None,
+        "peer_urls": (),
+        "capacity": Capacity(max_running_requests=64, kv_tokens=10_000),
+        "group": "",
+        "epoch": 0,
+        "report": Report(
+            seq=0,
+            condition=condition,
+            reason="",
+            attached=(),
+            lost=(),
+            load=Load(num_running=0, num_waiting=0, free_kv_tokens=10_000),
+            is_draining=False,
+        ),
+    }
+    return Registration(**(fields | changes))

@@ -1,0 +1,509 @@
+from __future__ import annotations
+
+import pytest
+from router_servers import (
+    GONE_S,
+    OTHER,
+    TTL_S,
+    FakeServer,
+    a_plane,
+    attn,
+    mlp,
+    pass_probes,
+    register_all,
+    renew_all,
+)
+
+from sgl_router_afd.control.messages import Condition, Load, PeerLoss
+from sgl_router_afd.control.plane import ControlPlane
+from sgl_router_afd.control.probe import Outcome
+from sgl_router_afd.control.ratio import Ratio
+from sgl_router_afd.control.routing import Candidates, Hold, NoRoute
+from sgl_router_afd.control.standing import GroupState
+
+
+def state(plane: ControlPlane, name: str = "group-1") -> tuple[GroupState, str]:
+    stand = plane.groups.views[name].stand
+    return stand.state, stand.reason
+
+
+def members(plane: ControlPlane) -> dict[str, set[str]]:
+    return {name: set(view.stands) for name, view in plane.groups.views.items()}
+
+
+def traffic(plane: ControlPlane, model: str | None = "tiny") -> tuple[str, ...]:
+    found = plane.route(model)
+    return found.server_ids if isinstance(found, Candidates) else ()
+
+
+def ready_group(*names: str) -> tuple[ControlPlane, FakeServer, list[FakeServer]]:
+    """A READY group of one MLP server and these attention servers, at 0 s."""
+    plane, expert = a_plane(), mlp("mlp-0")
+    servers = [attn(name).attach(expert) for name in names or ("attn-0",)]
+    register_all(plane, 0.0, expert, *servers)
+    pass_probes(plane, 0.0)
+    return plane, expert, servers
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+def test_servers_form_a_group_in_any_order(order: tuple[int, ...]) -> None:
+    plane = a_plane()
+    servers = [mlp("mlp-0", 0, 2), mlp("mlp-1", 1, 2), attn("attn-0"), attn("attn-1")]
+
+    register_all(plane, 0.0, *(servers[index] for index in order))
+
+    assert members(plane) == {"group-1": {"mlp-0", "mlp-1", "attn-0", "attn-1"}}
+    assert plane.groups.homeless == {}
+    assert state(plane)[0] is GroupState.WIRING
+
+
+def test_a_group_goes_from_forming_over_wiring_to_ready() -> None:
+    plane = a_plane()
+    first, second, server = mlp("mlp-0", 0, 2), mlp("mlp-1", 1, 2), attn("attn-0")
+
+    seen = []
+    for step in (
+        lambda: first.register(plane, 0.0),
+        lambda: second.register(plane, 0.0),
+        lambda: server.register(plane, 0.0),
+        lambda: server.attach(first).renew(plane, 1.0),
+        lambda: server.attach(first, second).renew(plane, 2.0),
+        lambda: pass_probes(plane, 2.0),
+    ):
+        step()
+        seen.append(state(plane))
+
+    assert seen == [
+        (
+            GroupState.FORMING,
+            "of its 2 MLP servers rank 1 is not there; start it with the same --ep-size",
+        ),
+        (
+            GroupState.FORMING,
+            "no attention server has joined it; start one, or look at --ratio",
+        ),
+        (GroupState.WIRING, "attn-0 is waiting (attaches to its MLP servers)"),
+        (
+            GroupState.WIRING,
+            "attn-0 is waiting (is not attached to mlp-1 (rank 1) of its group yet)",
+        ),
+        (GroupState.WIRING, "attn-0 is waiting (its pair probe has not been made yet)"),
+        (GroupState.READY, "1 of 1 attention servers serve"),
+    ]
+    assert traffic(plane) == ("attn-0",)
+
+
+def test_an_attention_server_is_told_where_rank_0_may_be_and_others_are_not() -> None:
+    plane = a_plane()
+    spare_url = "http://spare:30000"
+    leader = mlp("mlp-0", 0, 2, peer_urls=("http://mlp-0:30000", spare_url))
+    follower = mlp("mlp-1", 1, 2, peer_urls=("http://mlp-0:30000", spare_url))
+    server, own = attn("attn-0"), attn("attn-1", peer_urls=(spare_url,))
+
+    register_all(plane, 0.0, server, own, follower, leader)
+    renew_all(plane, 1.0, server, own, follower, leader)
+
+    told = {one.id: one.lease.mlp_urls for one in (server, own, follower, leader) if one.lease}
+    assert told == {
+        "attn-0": ("http://mlp-0:30000", spare_url),
+        "attn-1": (),
+        "mlp-1": (),
+        "mlp-0": (),
+    }
+    assert list(members(plane).values()) == [{"attn-0", "attn-1", "mlp-0", "mlp-1"}]
+
+
+def test_a_rank_without_an_address_of_rank_0_is_told_it() -> None:
+    plane = a_plane()
+    follower = mlp("mlp-1", 1, 2)
+    register_all(plane, 0.0, follower, mlp("mlp-0", 0, 2))
+
+    lease = follower.renew(plane, 1.0)
+
+    assert lease.mlp_urls == ("http://mlp-0:30000",)
+
+
+def test_ranks_join_the_rank_0_that_they_name_and_no_other() -> None:
+    plane = a_plane()
+    register_all(
+        plane,
+        0.0,
+        mlp("x-1", 1, 2, peer_urls=("http://x-0:30000",)),
+        mlp("y-0", 0, 2),
+        mlp("x-0", 0, 2),
+        mlp("y-1", 1, 2, peer_urls=("http://y-0:30000",)),
+    )
+
+    assert sorted(map(sorted, members(plane).values())) == [["x-0", "x-1"], ["y-0", "y-1"]]
+
+
+def test_ranks_that_rank_0_hears_belong_to_it_though_addresses_differ() -> None:
+    plane = a_plane()
+    follower = mlp("mlp-1", 1, 2, peer_urls=("http://127.0.0.1:30000",))
+    leader = mlp("mlp-0", 0, 2)
+    register_all(plane, 0.0, follower, leader)
+
+    leader.says(attached=(follower.boot_id,)).renew(plane, 1.0)
+
+    assert list(members(plane).values()) == [{"mlp-0", "mlp-1"}]
+
+
+def test_servers_of_another_model_have_no_group_and_a_reason() -> None:
+    plane = a_plane()
+    register_all(plane, 0.0, mlp("mlp-0"), attn("attn-0", fingerprint=OTHER))
+
+    reason = plane.groups.homeless["attn-0"]
+
+    assert reason == (
+        "no MLP server has its model (cdcdcdcdcdcd); those registered have abababababab: "
+        "start both roles with the same checkpoint"
+    )
+
+
+def test_a_name_of_a_model_never_means_another_model() -> None:
+    plane = a_plane()
+    expert, other = mlp("mlp-0"), mlp("mlp-1", fingerprint=OTHER)
+    first = attn("attn-0").attach(expert)
+    second = attn("attn-1", fingerprint=OTHER).attach(other)
+
+    register_all(plane, 0.0, expert, other, first, second)
+    pass_probes(plane, 0.0)
+
+    assert traffic(plane) == ("attn-0",)
+    assert "give this one another --served-model-name" in plane.groups.homeless["attn-1"]
+
+
+def test_a_request_goes_to_the_groups_of_its_model() -> None:
+    plane = a_plane()
+    expert, other = mlp("mlp-0"), mlp("mlp-1", fingerprint=OTHER)
+    first = attn("attn-0").attach(expert)
+    second = attn("attn-1", fingerprint=OTHER, models=("big", "large")).attach(other)
+    register_all(plane, 0.0, expert, other, first, second)
+    pass_probes(plane, 0.0)
+
+    assert traffic(plane, "tiny") == ("attn-0",)
+    assert traffic(plane, "large") == ("attn-1",)
+    assert plane.route("huge") == NoRoute(
+        http_status=404, reason="there is no model 'huge' here; there is big, large, tiny"
+    )
+    unnamed = plane.route(None)
+    assert isinstance(unnamed, NoRoute) and unnamed.http_status == 400
+
+
+def test_a_request_that_names_no_model_goes_to_the_only_one() -> None:
+    plane, _, _ = ready_group("attn-0", "attn-1")
+
+    assert traffic(plane, None) == ("attn-0", "attn-1")
+
+
+def test_while_nobody_is_there_requests_can_wait() -> None:
+    assert isinstance(a_plane().route("tiny"), Hold)
+
+
+def test_without_a_ratio_groups_are_kept_even() -> None:
+    plane = a_plane()
+    register_all(plane, 0.0, mlp("mlp-0"), mlp("mlp-1"), *(attn(f"attn-{i}") for i in range(4)))
+
+    sizes = [len(view.group.attn) for view in plane.groups.views.values()]
+
+    assert sizes == [2, 2]
+
+
+def test_with_a_ratio_one_group_is_filled_before_the_next_and_then_all_evenly() -> None:
+    plane = a_plane(ratio=Ratio(num_attn=3, num_mlp=1))
+    register_all(plane, 0.0, mlp("mlp-0"), mlp("mlp-1"))
+
+    sizes = []
+    for index in range(8):
+        attn(f"attn-{index}").register(plane, 0.0)
+        sizes.append(tuple(len(view.group.attn) for view in plane.groups.views.values()))
+
+    assert sizes == [(1, 0), (2, 0), (3, 0), (3, 1), (3, 2), (3, 3), (4, 3), (4, 4)]
+
+
+def test_a_server_that_joins_a_running_group_changes_its_epoch_and_no_traffic() -> None:
+    plane, expert, [old] = ready_group()
+    epoch = plane.groups.views["group-1"].epoch
+    new = attn("attn-1")
+
+    lease = new.register(plane, 1.0)
+
+    assert (lease.group, lease.epoch, lease.mlp_urls) == (
+        "group-1",
+        epoch + 1,
+        ("http://mlp-0:30000",),
+    )
+    assert old.renew(plane, 1.5).epoch == epoch + 1
+    assert traffic(plane) == ("attn-0",)
+    new.attach(expert).renew(plane, 2.0)
+    assert traffic(plane) == ("attn-0",)
+    pass_probes(plane, 2.0)
+    assert traffic(plane) == ("attn-0", "attn-1")
+
+
+def test_a_stalled_server_gets_no_new_requests_and_keeps_its_place() -> None:
+    plane, expert, [first, second] = ready_group("attn-0", "attn-1")
+    epoch = plane.groups.views["group-1"].epoch
+
+    second.says(condition=Condition.STALLED, reason="rank 0 is gone", attached=()).renew(plane, 1.0)
+
+    assert traffic(plane) == ("attn-0",)
+    assert state(plane) == (
+        GroupState.READY,
+        "1 of 2 attention servers serve; attn-1 is degraded (stalled: rank 0 is gone)",
+    )
+    assert plane.groups.views["group-1"].epoch == epoch
+
+
+def test_a_group_whose_servers_all_stall_is_degraded_and_requests_wait() -> None:
+    plane, expert, [server] = ready_group()
+
+    server.says(condition=Condition.STALLED, reason="rank 0 is gone", attached=()).renew(plane, 1.0)
+
+    assert state(plane)[0] is GroupState.DEGRADED
+    assert isinstance(plane.route("tiny"), Hold)
+
+
+def test_after_a_stall_a_server_gets_requests_only_when_it_is_proved_again() -> None:
+    plane, expert, [server] = ready_group()
+    server.says(condition=Condition.STALLED, attached=()).renew(plane, 1.0)
+
+    server.attach(expert).renew(plane, 2.0)
+
+    assert traffic(plane) == ()
+    assert pass_probes(plane, 2.0) == ["attn-0"]
+    assert traffic(plane) == ("attn-0",)
+
+
+def test_a_pair_that_fails_its_probe_is_degraded() -> None:
+    plane, _, [server] = ready_group()
+    plane.probes.on_trouble("attn-0", "reset", 1.0, is_certain=False)
+    plane.probes.on_started("attn-0", 1.0)
+
+    plane.probes.on_outcome("attn-0", Outcome.FAILED, "500", 2.0)
+    plane.update(2.0)
+
+    assert state(plane)[0] is GroupState.DEGRADED
+    assert "its pair probe failed (500)" in state(plane)[1]
+
+
+def test_a_peer_that_reports_a_loss_has_the_pair_probed_once() -> None:
+    plane, expert, [server] = ready_group()
+
+    loss = (PeerLoss(boot_id=server.boot_id, reason="silent for 1 s"),)
+    expert.says(lost=loss).renew(plane, 1.0)
+
+    assert traffic(plane) == ("attn-0",)
+    assert pass_probes(plane, 1.0) == ["attn-0"]
+    expert.renew(plane, 2.0)
+    assert pass_probes(plane, 2.0) == []
+
+
+def test_a_late_lease_takes_traffic_away_and_neither_place_nor_epoch() -> None:
+    plane, expert, [first, second] = ready_group("attn-0", "attn-1")
+    epoch = plane.groups.views["group-1"].epoch
+    renew_all(plane, 5.0, expert, first)
+
+    plane.update(TTL_S + 0.5)
+    while_late = traffic(plane)
+    second.renew(plane, TTL_S + 1)
+
+    assert while_late == ("attn-0",)
+    assert traffic(plane) == ("attn-0", "attn-1")
+    assert plane.groups.views["group-1"].epoch == epoch
+
+
+def test_a_late_mlp_server_is_mentioned_and_takes_nothing_away() -> None:
+    plane, _, [server] = ready_group()
+    server.renew(plane, 5.0)
+
+    plane.update(TTL_S + 1)
+
+    assert traffic(plane) == ("attn-0",)
+    assert "mlp-0 is degraded (its lease ran out 1.0 s ago)" in state(plane)[1]
+
+
+def test_a_group_that_loses_a_rank_is_degraded_and_its_successor_completes_it() -> None:
+    plane = a_plane()
+    ranks = [mlp("mlp-0", 0, 2), mlp("mlp-1", 1, 2)]
+    server = attn("attn-0").attach(*ranks)
+    register_all(plane, 0.0, *ranks, server)
+    pass_probes(plane, 0.0)
+    epoch = plane.groups.views["group-1"].epoch
+    plane.leave(ranks[1].leaving(), 1.0)
+    assert state(plane)[0] is GroupState.DEGRADED
+
+    spare = mlp("spare", 1, 2)
+    spare.register(plane, 2.0)
+
+    assert members(plane) == {"group-1": {"mlp-0", "spare", "attn-0"}}
+    assert state(plane)[1] == (
+        "attn-0 is waiting (is not attached to spare (rank 1) of its group yet)"
+    )
+    server.attach(ranks[0], spare).renew(plane, 3.0)
+    pass_probes(plane, 3.0)
+    assert state(plane)[0] is GroupState.READY
+    assert plane.groups.views["group-1"].epoch == epoch + 2
+
+
+def test_a_spare_and_a_displaced_server_have_no_group_and_a_reason() -> None:
+    plane, _, _ = ready_group()
+    spare = mlp("spare", shard=None).says(condition=Condition.SPARE)
+    displaced = mlp("old").says(condition=Condition.DISPLACED, reason="rank 0 is served by mlp-0")
+
+    register_all(plane, 1.0, spare, displaced)
+
+    assert plane.groups.homeless == {
+        "spare": "a spare: it takes the first rank that is missing",
+        "old": "displaced: rank 0 is served by mlp-0",
+    }
+
+
+def test_a_rank_that_loads_leaves_the_group_forming() -> None:
+    plane = a_plane()
+    loading = mlp("mlp-0", exchange_address="").says(condition=Condition.LOADING)
+
+    register_all(plane, 0.0, loading, attn("attn-0"))
+
+    assert state(plane) == (
+        GroupState.FORMING,
+        "MLP server mlp-0 loads the experts of rank 0",
+    )
+
+
+def test_ranks_that_leave_experts_out_leave_the_group_forming() -> None:
+    plane = a_plane()
+    first = mlp("mlp-0", 0, 2)
+    shard = first.registration.shard
+    second = mlp(
+        "mlp-1", 1, 2, shard=type(shard)(ep_rank=1, ep_size=2, first_expert=5, stop_expert=8)
+    )
+
+    register_all(plane, 0.0, first, second, attn("attn-0"))
+
+    assert state(plane) == (
+        GroupState.FORMING,
+        "no MLP rank owns experts 4 to 4; start the missing rank",
+    )
+
+
+def test_a_group_without_mlp_servers_is_dead_until_they_are_back() -> None:
+    plane, expert, [server] = ready_group()
+    plane.leave(expert.leaving(), 1.0)
+    dead = state(plane)
+    server.says(condition=Condition.DETACHED, reason="nobody is there", attached=())
+    server.renew(plane, 2.0)
+
+    back = expert.restarted("boot-2")
+    back.register(plane, 3.0)
+
+    assert dead[0] is GroupState.DEAD
+    assert "all its MLP servers are gone; start them again" in dead[1]
+    assert state(plane)[0] is GroupState.DEGRADED
+    server.attach(back).renew(plane, 4.0)
+    pass_probes(plane, 4.0)
+    assert traffic(plane) == ("attn-0",)
+
+
+def test_a_group_without_attention_servers_is_dead_and_wires_again_with_a_new_one() -> None:
+    plane, expert, [server] = ready_group()
+    plane.leave(server.leaving(), 1.0)
+    assert state(plane)[0] is GroupState.DEAD
+
+    attn("attn-1").register(plane, 2.0)
+
+    assert state(plane)[0] is GroupState.WIRING
+
+
+def test_an_empty_group_is_forgotten_and_its_name_begins_with_a_larger_epoch() -> None:
+    plane, expert, [server] = ready_group()
+    epoch = plane.groups.views["group-1"].epoch
+    plane.update(GONE_S)
+    assert state(plane)[0] is GroupState.DEAD
+    plane.update(GONE_S + 601)
+    assert members(plane) == {}
+
+    mlp("mlp-9", fingerprint=OTHER).register(plane, GONE_S + 602)
+
+    assert plane.groups.views["group-1"].epoch > epoch + 1
+
+
+def test_a_drained_server_gets_no_requests_and_may_stop_when_it_has_none() -> None:
+    in_flight = {"attn-1": 1}
+    plane, expert, [first, second] = ready_group("attn-0", "attn-1")
+    plane._num_in_flight = lambda name: in_flight.get(name, 0)
+    second.says(load=Load(num_running=1, num_waiting=0, free_kv_tokens=1)).renew(plane, 0.5)
+
+    plane.drain("attn-1", "an operator asked", 1.0)
+
+    assert traffic(plane) == ("attn-0",)
+    busy = second.renew(plane, 1.0)
+    assert (busy.is_draining, busy.may_stop) == (True, False)
+    second.says(load=Load(num_running=0, num_waiting=0, free_kv_tokens=1))
+    assert not second.renew(plane, 2.0).may_stop
+    in_flight.clear()
+    assert second.renew(plane, 3.0).may_stop
+
+
+def test_a_drained_mlp_server_drains_its_group_and_may_stop_when_nobody_needs_it() -> None:
+    plane, expert, [server] = ready_group()
+    server.says(load=Load(num_running=3, num_waiting=0, free_kv_tokens=1)).renew(plane, 0.5)
+
+    lease = expert.says(is_draining=True).renew(plane, 1.0)
+
+    assert state(plane) == (
+        GroupState.DRAINING,
+        "its MLP server mlp-0 is draining (it was asked to end)",
+    )
+    assert traffic(plane) == ()
+    assert not lease.may_stop
+    server.says(load=Load(num_running=0, num_waiting=0, free_kv_tokens=1)).renew(plane, 2.0)
+    assert expert.renew(plane, 3.0).may_stop
+
+
+def test_a_group_can_be_drained_and_taken_back() -> None:
+    plane, _, [server] = ready_group()
+
+    plane.drain_group("group-1", "maintenance", 1.0)
+    drained = state(plane), traffic(plane), server.renew(plane, 1.0).is_draining
+    plane.drain_group("group-1", "", 2.0)
+
+    assert drained == ((GroupState.DRAINING, "maintenance"), (), True)
+    assert traffic(plane) == ("attn-0",)
+
+
+def test_servers_with_addresses_of_mlp_servers_that_are_not_registered_serve_all_the_same() -> None:
+    plane = a_plane()
+    urls = ("http://elsewhere:30010",)
+    first, second = attn("attn-0", peer_urls=urls), attn("attn-1", peer_urls=urls)
+    unknown = mlp("unknown")
+
+    register_all(plane, 0.0, first.attach(unknown), second)
+    pass_probes(plane, 0.0)
+
+    assert members(plane) == {"group-1": {"attn-0", "attn-1"}}
+    assert traffic(plane) == ("attn-0",)
+
+
+def test_they_join_the_group_of_their_mlp_servers_once_those_register() -> None:
+    plane = a_plane()
+    expert = mlp("mlp-0")
+    server = attn("attn-0", peer_urls=(expert.registration.url,)).attach(expert)
+    server.register(plane, 0.0)
+
+    expert.register(plane, 1.0)
+
+    assert list(members(plane).values()) == [{"attn-0", "mlp-0"}]
+
+
+def test_what_happened_is_told_as_events() -> None:
+    plane, _, [server] = ready_group()
+
+    server.says(condition=Condition.STALLED, reason="gone", attached=()).renew(plane, 1.0)
+
+    texts = [event.text for event in plane.events]
+    assert texts[0] == "mlp-0 registered, MLP rank 0 of 1 at http://mlp-0:30000"
+    assert texts[-2:] == [
+        "group-1 is ready: 1 of 1 attention servers serve",
+        "group-1 is degraded: attn-0 is degraded (stalled: gone)",
+    ]

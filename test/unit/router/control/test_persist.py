@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sgl_router_afd.control.epochs import Epochs
+from sgl_router_afd.control.persist import Floors, load, save
+from sglang_afd.errors import ConfigError
+
+
+def test_a_first_start_has_no_floors(tmp_path: Path) -> None:
+    assert load(tmp_path / "state.json") == Floors()
+
+
+def test_what_was_saved_is_read(tmp_path: Path) -> None:
+    floors = Floors(base=3, groups={"group-1": 7})
+
+    save(tmp_path / "state.json", floors)
+
+    assert load(tmp_path / "state.json") == floors
+    assert os.listdir(tmp_path) == ["state.json"]
+
+
+def test_the_file_has_golden_bytes(tmp_path: Path) -> None:
+    save(tmp_path / "state.json", Floors(base=3, groups={"group-1": 7}))
+
+    text = (tmp_path / "state.json").read_bytes()
+
+    assert text == b'{"version":1,"base":3,"groups":{"group-1":7}}'
+
+
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state.json"
+    save(path, Floors(groups={"group-1": 7}))
+
+    def fail(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+        save(path, Floors(groups={"group-1": 8}))
+
+    assert load(path).groups == {"group-1": 7}
+    assert os.listdir(tmp_path) == ["state.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b'{"groups":{"group-1":"7"}}',
+        b'{"version":2}',
+        b'{"more":1}',
+        b'{"base":-1}',
+        b'{"groups":{"group-1":-1}}',
+    ],
+)
+def test_a_damaged_file_is_refused_with_a_way_out(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "state.json"
+    path.write_bytes(text)
+
+    with pytest.raises(ConfigError, match="with all servers stopped it may be deleted"):
+        load(path)
+
+
+def test_a_path_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be written: No such file"):
+        save(tmp_path / "none" / "state.json", Floors())
+
+
+def test_an_epoch_that_cannot_be_saved_is_not_in_force() -> None:
+    def fail(floors: Floors) -> None:
+        raise ConfigError("the disk is full")
+
+    epochs = Epochs(Floors(groups={"group-1": 7}), fail)
+    with pytest.raises(ConfigError):
+        epochs.advance("group-1")
+
+    assert epochs.of("group-1") == 7
+
+
+def test_a_forgotten_name_begins_above_all_epochs_that_it_had() -> None:
+    saved: list[Floors] = []
+    epochs = Epochs(Floors(groups={"group-1": 7}), saved.append)
+
+    epochs.forget("group-1")
+
+    assert epochs.known_names() == frozenset()
+    assert Epochs(saved[-1], saved.append).advance("group-1") == 8
+
+
+def test_an_epoch_that_a_server_heard_of_is_never_undercut() -> None:
+    epochs = Epochs(Floors(groups={"group-1": 7}), lambda floors: None)
+
+    raised = epochs.raise_to("group-1", 9), epochs.raise_to("group-1", 8)
+
+    assert raised == (9, 9)
+
+
+def test_an_epoch_of_a_name_that_was_forgotten_does_not_come_back() -> None:
+    epochs = Epochs(Floors(base=9), lambda floors: None)
+
+    epochs.raise_to("group-1", 8)
+
+    assert epochs.advance("group-1") == 10

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import pytest
+from router_servers import GONE_S, RENEW_S, TTL_S, FakeServer, a_plane, attn
+
+from sgl_router_afd.control.messages import DeclineCode
+from sgl_router_afd.control.registry import Entry, Registry
+from sglang_afd.errors import Refused
+
+
+def entry_of(server: FakeServer, registry: Registry) -> Entry:
+    entry = registry.get(server.id)
+    assert entry is not None
+    return entry
+
+
+def registered(server: FakeServer, now_s: float = 0.0) -> Registry:
+    plane = a_plane()
+    server.register(plane, now_s)
+    return plane.registry
+
+
+def test_a_renewed_lease_runs_on() -> None:
+    server = attn("attn-0")
+    registry = registered(server)
+
+    registry.renew(server.renewal(), 5.0)
+
+    assert entry_of(server, registry).is_here(5.0 + TTL_S - 0.1)
+
+
+def test_a_lease_that_is_not_renewed_makes_a_server_late_and_later_gone() -> None:
+    server = attn("attn-0")
+    registry = registered(server)
+
+    assert registry.expire(TTL_S + 0.5) == []
+    assert entry_of(server, registry).absence(TTL_S + 0.5) == "its lease ran out 0.5 s ago"
+    assert [entry.server_id for entry in registry.expire(GONE_S)] == ["attn-0"]
+    assert registry.get("attn-0") is None
+
+
+def test_a_server_that_was_late_once_is_here_again_at_its_next_renewal() -> None:
+    server = attn("attn-0")
+    registry = registered(server)
+
+    registry.renew(server.renewal(), TTL_S + 1)
+
+    assert entry_of(server, registry).is_here(TTL_S + 1)
+
+
+def test_a_server_that_is_late_again_and_again_has_to_be_in_time_for_longer_each_time() -> None:
+    server = attn("attn-0")
+    registry = registered(server)
+    owed = []
+
+    for lapse in range(1, 5):
+        now_s = lapse * (TTL_S + 1)
+        registry.renew(server.renewal(), now_s)
+        owed.append(entry_of(server, registry).steady_from_s - now_s)
+
+    assert owed == [0, 2 * RENEW_S, 4 * RENEW_S, 8 * RENEW_S]
+    assert "late again and again" in entry_of(server, registry).absence(now_s)
+
+
+def test_a_probation_ends_while_leases_are_renewed_in_time() -> None:
+    server = attn("attn-0")
+    registry = registered(server)
+    for now_s in (7.0, 14.0):
+        registry.renew(server.renewal(), now_s)
+    assert not entry_of(server, registry).is_here(15.0)
+
+    for now_s in (16.0, 18.0):
+        registry.renew(server.renewal(), now_s)
+
+    assert entry_of(server, registry).is_here(18.0)
+
+
+def test_registering_again_does_not_shorten_a_probation() -> None:
+    server = attn("attn-0")
+    plane = a_plane()
+    server.register(plane, 0.0)
+    for now_s in (7.0, 14.0):
+        server.renew(plane, now_s)
+
+    server.register(plane, 14.5)
+
+    assert not entry_of(server, plane.registry).is_here(15.0)
+
+
+def test_lapses_are_forgotten_in_time() -> None:
+    server = attn("attn-0")
+    registry = registered(server)
+    registry.renew(server.renewal(), 7.0)
+    for now_s in range(12, 100, 5):
+        registry.renew(server.renewal(), now_s)
+        registry.expire(now_s)
+
+    registry.renew(server.renewal(), 97.0 + TTL_S + 1)
+
+    assert entry_of(server, registry).is_here(97.0 + TTL_S + 1)
+
+
+def test_a_late_message_changes_nothing() -> None:
+    server = attn("attn-0")
+    registry = registered(server)
+    old, new = server.says(reason="old").renewal(), server.says(reason="new").renewal()
+    registry.renew(new, 1.0)
+
+    registry.renew(old, 5.0)
+
+    assert entry_of(server, registry).report.reason == "new"
+    assert entry_of(server, registry).expires_s == 1.0 + TTL_S
+
+
+def test_a_router_that_was_restarted_asks_servers_to_register_again() -> None:
+    server = attn("attn-0")
+    registered(server)
+    restarted = a_plane().registry
+
+    with pytest.raises(Refused, match="register again") as caught:
+        restarted.renew(server.renewal(), 1.0)
+
+    assert caught.value.code == DeclineCode.UNKNOWN_LEASE
+
+
+def test_a_newer_process_replaces_an_older_one_of_its_name() -> None:
+    old = attn("attn-0")
+    plane = a_plane()
+    old.register(plane, 0.0)
+    new = old.restarted("boot-2")
+
+    new.register(plane, 1.0)
+
+    assert entry_of(new, plane.registry).boot_id == "boot-2"
+    with pytest.raises(Refused, match="newer process has taken this place") as caught:
+        old.renew(plane, 2.0)
+    assert caught.value.code == DeclineCode.REPLACED
+
+
+def test_an_older_process_does_not_come_back() -> None:
+    old = attn("attn-0")
+    new = old.restarted("boot-2")
+    plane = a_plane()
+    new.register(plane, 0.0)
+
+    with pytest.raises(Refused, match=r"newer.*boot id boot-2; stop one"):
+        old.register(plane, 1.0)
+
+    assert entry_of(new, plane.registry).boot_id == "boot-2"
+
+
+def test_a_newer_process_replaces_one_of_another_name_at_its_address() -> None:
+    old, new = attn("attn-0"), attn("attn-1", url="http://attn-0:30000", started_at_s=2000.0)
+    plane = a_plane()
+    old.register(plane, 0.0)
+
+    new.register(plane, 1.0)
+
+    assert [entry.server_id for entry in plane.registry] == ["attn-1"]
+
+
+def test_a_server_that_leaves_is_gone_at_once() -> None:
+    server = attn("attn-0")
+    registry = registered(server)
+
+    registry.leave(server.leaving())
+
+    assert len(registry) == 0
+
+
+def test_a_drained_server_stays_so_when_it_registers_again_and_not_when_it_is_restarted() -> None:
+    server = attn("attn-0")
+    plane = a_plane()
+    server.register(plane, 0.0)
+    plane.drain("attn-0", "an operator asked", 1.0)
+
+    again = server.register(plane, 2.0)
+    anew = server.restarted("boot-2").register(plane, 3.0)
+
+    assert again.is_draining
+    assert not anew.is_draining
+
+
+def test_the_next_change_by_time_alone_is_named() -> None:
+    registry = registered(attn("attn-0"))
+
+    assert registry.next_change_s(0.0) == TTL_S
+    assert registry.next_change_s(TTL_S) == GONE_S
+    assert registry.next_change_s(GONE_S) is None

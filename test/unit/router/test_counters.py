@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from sgl_router_afd.dataplane import counters
+from sgl_router_afd.dataplane.counters import RelayCounters, SharedCounters
+
+
+def test_totals_are_the_sums_over_all_relay_processes() -> None:
+    shared = SharedCounters.create(3)
+    for relay in range(3):
+        own = RelayCounters(shared, relay)
+        own.add(counters.CHUNKS, 10**relay)
+        own.add(counters.IN_FLIGHT + 1, relay)
+
+    assert shared.total(counters.CHUNKS) == 111
+    assert shared.totals(counters.IN_FLIGHT, 3) == [0, 3, 0]
+
+
+def test_another_mapping_of_the_same_memory_sees_every_count() -> None:
+    shared = SharedCounters.create(2)
+    other = SharedCounters(shared.descriptor, 2)
+
+    RelayCounters(other, 1).add(counters.SERVED + counters.MAX_SERVERS - 1, 5)
+    other.turn = 4
+
+    assert shared.total(counters.SERVED + counters.MAX_SERVERS - 1) == 5
+    assert shared.turn == 4
+
+
+def test_a_relay_that_died_has_nothing_running_and_keeps_what_it_counted() -> None:
+    shared = SharedCounters.create(2)
+    for relay in range(2):
+        own = RelayCounters(shared, relay)
+        for cell in (counters.RUNNING, counters.HELD, counters.IN_FLIGHT, counters.SERVED):
+            own.add(cell)
+
+    shared.forget_running(1)
+
+    assert shared.total(counters.RUNNING) == shared.total(counters.HELD) == 1
+    assert shared.total(counters.IN_FLIGHT) == 1
+    assert shared.total(counters.SERVED) == 2
+
+
+def test_a_time_to_the_first_byte_is_counted_in_its_bucket() -> None:
+    shared = SharedCounters.create(1)
+    own = RelayCounters(shared, 0)
+    edges = counters.FIRST_BYTE_BUCKETS_S
+
+    for seconds in (0.0, edges[0], edges[0] + 1e-9, edges[-1] + 1):
+        own.add_first_byte(seconds)
+
+    counts = shared.totals(counters.FIRST_BYTE_BUCKET, len(edges) + 1)
+    assert counts == [2, 1] + [0] * (len(edges) - 2) + [1]
+    assert shared.total(counters.FIRST_BYTE_US) == int(1e6 * (2 * edges[0] + edges[-1] + 1))
