@@ -130,6 +130,16 @@ class Groups:
             record.past = replace(record.past, drain_reason=reason)
         return record is not None
 
+    def next_change_s(self, now_s: float) -> float | None:
+        """When time alone changes something here."""
+        times = [self._started_s + self._settle_s, self._started_s + FORGET_S]
+        times += [
+            record.empty_since_s + FORGET_S
+            for record in self._records.values()
+            if record.empty_since_s is not None
+        ]
+        return min((when for when in times if when > now_s), default=None)
+
     def of(self, server_id: str) -> View | None:
         """The group of a server."""
         for view in self.views.values():

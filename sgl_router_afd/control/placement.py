@@ -133,6 +133,9 @@ class _Placer:
         groups = {name: Group(name=name, shape=shape) for name, shape in memory.shapes.items()}
         self.placement = Placement(groups=groups, homeless={})
         self._groups = groups
+        self._group_of_boot: dict[str, str] = {}  # of each MLP server
+        self._hearers: dict[str, set[str]] = {}  # boot id -> groups whose MLP servers hear it
+        self._speaks_for: dict[str, Entry] = {}  # of each name of a model, who said it first
 
     def place_mlp(self, entry: Entry) -> None:
         shard = entry.registration.shard
@@ -147,9 +150,9 @@ class _Placer:
         for name in self._mlp_candidates(entry):
             group = self._groups.get(name) or self._open(name, shape)
             if group.shape == shape and shard.ep_rank not in group.mlp:
-                group.mlp[shard.ep_rank] = entry
+                self._add_mlp(group, shard.ep_rank, entry)
                 return
-        self._open(self._new_name(), shape).mlp[shard.ep_rank] = entry
+        self._add_mlp(self._open(self._new_name(), shape), shard.ep_rank, entry)
 
     def place_attn(self, entry: Entry) -> None:
         clash = self._name_clash(entry)
@@ -158,12 +161,12 @@ class _Placer:
             return
         registration = entry.registration
         if registration.peer_urls:
-            self._group_of_own_urls(entry).attn.append(entry)
+            self._add_attn(self._group_of_own_urls(entry), entry)
             return
         same_model = {group.name: group for group in self._same_model(entry)}
         for name in self._attn_candidates(entry):
             if name in same_model and self._may_stay(same_model[name], same_model):
-                same_model[name].attn.append(entry)
+                self._add_attn(same_model[name], entry)
                 return
         is_awaited = registration.group and registration.group not in self._groups
         if is_awaited and not self._memory.is_settled:
@@ -176,9 +179,20 @@ class _Placer:
         sizes = [_size(group) for group in same_model.values() if group.mlp]
         chosen = choose_group(sizes, self._ratio)
         if chosen:
-            same_model[chosen].attn.append(entry)
+            self._add_attn(same_model[chosen], entry)
         else:
             self._leave_out(entry, self._why_no_group(entry))
+
+    def _add_mlp(self, group: Group, rank: int, entry: Entry) -> None:
+        group.mlp[rank] = entry
+        self._group_of_boot[entry.boot_id] = group.name
+        for boot_id in entry.report.attached:
+            self._hearers.setdefault(boot_id, set()).add(group.name)
+
+    def _add_attn(self, group: Group, entry: Entry) -> None:
+        group.attn.append(entry)
+        for name in entry.registration.models:
+            self._speaks_for.setdefault(name, entry)
 
     def _mlp_candidates(self, entry: Entry) -> Iterator[str]:
         yield from self._in_contact(entry)
@@ -199,14 +213,11 @@ class _Placer:
         yield self._memory.group_of.get(entry.server_id, "")
         yield entry.registration.group
 
-    def _in_contact(self, entry: Entry) -> Iterator[str]:
+    def _in_contact(self, entry: Entry) -> list[str]:
         """Groups whose MLP servers and this server report that they hear each other."""
-        attached = set(entry.report.attached)
-        for group in self._by_name():
-            for other in group.mlp.values():
-                if other.boot_id in attached or entry.boot_id in other.report.attached:
-                    yield group.name
-                    break
+        heard = [self._group_of_boot.get(boot_id, "") for boot_id in entry.report.attached]
+        names = {*heard, *self._hearers.get(entry.boot_id, ())} - {""}
+        return sorted(names, key=_natural)
 
     def _may_stay(self, group: Group, same_model: Mapping[str, Group]) -> bool:
         """A group without any MLP server holds nobody who could serve elsewhere."""
@@ -217,7 +228,7 @@ class _Placer:
         for group in self._same_model(entry):
             if set(urls) & set(group.mlp_urls()):
                 return group
-        in_contact = set(self._in_contact(entry))
+        in_contact = self._in_contact(entry)
         for group in self._same_model(entry):
             if group.name in in_contact:
                 return group
@@ -246,16 +257,14 @@ class _Placer:
 
     def _name_clash(self, entry: Entry) -> str:
         registration = entry.registration
-        for group in self._by_name():
-            for other in group.attn:
-                shared = set(other.registration.models) & set(registration.models)
-                if shared and other.registration.fingerprint != registration.fingerprint:
-                    return (
-                        f"{other.server_id} of {group.name} serves another model "
-                        f"({other.registration.fingerprint[:12]}) as {min(shared)!r} than this "
-                        f"server ({registration.fingerprint[:12]}); give this one another "
-                        "--served-model-name"
-                    )
+        for name in registration.models:
+            other = self._speaks_for.get(name, entry)
+            if other.registration.fingerprint != registration.fingerprint:
+                return (
+                    f"{other.server_id} serves another model "
+                    f"({other.registration.fingerprint[:12]}) as {name!r} than this server "
+                    f"({registration.fingerprint[:12]}); give this one another --served-model-name"
+                )
         return ""
 
     def _why_no_group(self, entry: Entry) -> str:

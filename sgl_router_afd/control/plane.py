@@ -16,7 +16,7 @@ from sgl_router_afd.control.messages import (
     Registration,
     Renewal,
 )
-from sgl_router_afd.control.probe import ProbeSchedule, ProbeTerms
+from sgl_router_afd.control.probe import Outcome, ProbeSchedule, ProbeTerms
 from sgl_router_afd.control.ratio import Ratio
 from sgl_router_afd.control.registry import Entry, LeaseTerms, Registry
 from sgl_router_afd.control.routing import Route, route
@@ -33,6 +33,16 @@ class Event:
 
     time_s: float
     text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """One token to ask of one attention server."""
+
+    server_id: str
+    url: str
+    model: str
+    attachment: tuple[str, ...]  # the processes that it proves
 
 
 class ControlPlane:
@@ -92,8 +102,10 @@ class ControlPlane:
         """
         known = self.registry.get(renewal.server_id)
         lost_before = _lost(known)
+        before = _what_decides(known, now_s)
         entry = self.registry.renew(renewal, now_s)
-        self.update(now_s)
+        if _what_decides(entry, now_s) != before:
+            self.update(now_s)
         for boot_id, reason in _lost(entry).items():
             if boot_id not in lost_before:
                 self._on_peer_loss(entry, boot_id, reason, now_s)
@@ -147,8 +159,36 @@ class ControlPlane:
                 self._note(f"{said}: {view.stand.reason}", now_s)
 
     def next_change_s(self, now_s: float) -> float | None:
-        """When `update` is due though nothing happens."""
-        return self.registry.next_change_s(now_s)
+        """When `update` or a probe is due though nothing happens."""
+        times = (
+            self.registry.next_change_s(now_s),
+            self.groups.next_change_s(now_s),
+            self.probes.next_due_s(),
+        )
+        return min((when for when in times if when is not None), default=None)
+
+    def start_probes(self, now_s: float) -> list[Probe]:
+        """The probes to make now; the end of each goes to `end_probe`."""
+        probes = []
+        for server_id in self.probes.due(now_s):
+            entry = self.registry.get(server_id)
+            if entry is not None:
+                attachment = self.probes.on_started(server_id, now_s)
+                url, model = entry.registration.url, entry.registration.models[0]
+                probes.append(
+                    Probe(server_id=server_id, url=url, model=model, attachment=attachment)
+                )
+        return probes
+
+    def end_probe(self, probe: Probe, outcome: Outcome, detail: str, now_s: float) -> None:
+        """Take what came of a probe; `detail` is the answer or the error, for people."""
+        self.probes.on_outcome(probe.server_id, outcome, detail, now_s, probe.attachment)
+        self.update(now_s)
+
+    def on_trouble(self, server_id: str, reason: str, now_s: float, *, is_certain: bool) -> None:
+        """A relay met trouble with a server: see `ProbeSchedule.on_trouble`."""
+        self.probes.on_trouble(server_id, reason, now_s, is_certain=is_certain)
+        self.update(now_s)
 
     def route(self, model: str | None) -> Route:
         """The servers that may get a request."""
@@ -210,6 +250,15 @@ class ControlPlane:
 
 def _lost(entry: Entry | None) -> dict[str, str]:
     return {} if entry is None else {loss.boot_id: loss.reason for loss in entry.report.lost}
+
+
+def _what_decides(entry: Entry | None, now_s: float) -> object:
+    """All of a server's report that groups depend on; most renewals change the load alone."""
+    if entry is None:
+        return None
+    report = entry.report
+    said = (report.condition, report.reason, report.attached, report.lost, report.is_draining)
+    return (entry.is_here(now_s), *said)
 
 
 def _what(entry: Entry) -> str:

@@ -153,12 +153,10 @@ def renew_all(plane: ControlPlane, now_s: float, *servers: FakeServer) -> None:
 
 def pass_probes(plane: ControlPlane, now_s: float) -> list[str]:
     """Make the probes that are due, all of which pass; returns whom they were made of."""
-    due = plane.probes.due(now_s)
-    for server_id in due:
-        attachment = plane.probes.on_started(server_id, now_s)
-        plane.probes.on_outcome(server_id, Outcome.PASSED, "", now_s, attachment)
-    plane.update(now_s)
-    return due
+    probes = plane.start_probes(now_s)
+    for probe in probes:
+        plane.end_probe(probe, Outcome.PASSED, "", now_s)
+    return [probe.server_id for probe in probes]
 
 
 def _registration(

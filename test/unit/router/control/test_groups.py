@@ -196,6 +196,17 @@ def test_a_request_that_names_no_model_goes_to_the_only_one() -> None:
     assert traffic(plane, None) == ("attn-0", "attn-1")
 
 
+def test_servers_of_one_group_may_say_different_names_of_its_model() -> None:
+    plane, expert = a_plane(), mlp("mlp-0")
+    old = attn("attn-0").attach(expert)
+    new = attn("attn-1", models=("tiny", "tiny-v2")).attach(expert)
+    register_all(plane, 0.0, expert, old, new)
+    pass_probes(plane, 0.0)
+
+    assert traffic(plane, "tiny") == ("attn-0", "attn-1")
+    assert traffic(plane, "tiny-v2") == ("attn-1",)
+
+
 def test_while_nobody_is_there_requests_can_wait() -> None:
     assert isinstance(a_plane().route("tiny"), Hold)
 
@@ -277,11 +288,10 @@ def test_after_a_stall_a_server_gets_requests_only_when_it_is_proved_again() -> 
 
 def test_a_pair_that_fails_its_probe_is_degraded() -> None:
     plane, _, [server] = ready_group()
-    plane.probes.on_trouble("attn-0", "reset", 1.0, is_certain=False)
-    plane.probes.on_started("attn-0", 1.0)
+    plane.on_trouble("attn-0", "reset", 1.0, is_certain=False)
+    [probe] = plane.start_probes(1.0)
 
-    plane.probes.on_outcome("attn-0", Outcome.FAILED, "500", 2.0)
-    plane.update(2.0)
+    plane.end_probe(probe, Outcome.FAILED, "500", 2.0)
 
     assert state(plane)[0] is GroupState.DEGRADED
     assert "its pair probe failed (500)" in state(plane)[1]
@@ -507,3 +517,49 @@ def test_what_happened_is_told_as_events() -> None:
         "group-1 is ready: 1 of 1 attention servers serve",
         "group-1 is degraded: attn-0 is degraded (stalled: gone)",
     ]
+
+
+def test_a_server_that_refuses_connections_gets_no_requests_until_its_probe_passed() -> None:
+    plane, _, _ = ready_group("attn-0", "attn-1")
+
+    plane.on_trouble("attn-1", "refuses connections", 1.0, is_certain=True)
+
+    assert traffic(plane) == ("attn-0",)
+    assert pass_probes(plane, 1.0) == ["attn-1"]
+    assert traffic(plane) == ("attn-0", "attn-1")
+
+
+def test_a_probe_says_where_and_of_which_model_to_ask_a_token() -> None:
+    plane, expert = a_plane(), mlp("mlp-0")
+    register_all(plane, 0.0, expert, attn("attn-0").attach(expert))
+
+    [probe] = plane.start_probes(0.0)
+
+    assert (probe.url, probe.model) == ("http://attn-0:30000", "tiny")
+    assert plane.start_probes(0.0) == []
+
+
+def test_what_time_alone_changes_next_is_known() -> None:
+    plane, expert, [server] = ready_group()
+    renew_all(plane, 5.0, expert, server)
+
+    moments = []
+    now_s = 5.0
+    while (then_s := plane.next_change_s(now_s)) is not None and len(moments) < 9:
+        moments.append(now_s := then_s)
+        plane.update(now_s)
+
+    settled, late, gone = TTL_S, 5.0 + TTL_S, 5.0 + GONE_S
+    assert moments == [settled, late, gone, 600.0, gone + 600.0]
+    assert members(plane) == {}
+
+
+def test_a_renewal_that_says_nothing_new_decides_nothing_anew() -> None:
+    plane, expert, [server] = ready_group()
+    before = plane.groups.views["group-1"]
+
+    server.says(load=Load(num_running=7, num_waiting=0, free_kv_tokens=1)).renew(plane, 1.0)
+
+    assert plane.groups.views["group-1"] is before
+    entry = plane.registry.get("attn-0")
+    assert entry is not None and entry.report.load.num_running == 7
