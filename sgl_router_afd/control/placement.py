@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from sgl_router_afd.control.messages import Condition
 from sgl_router_afd.control.ratio import Ratio, Size, choose_group
 from sgl_router_afd.control.registry import Entry
 from sglang_afd.config import Role
 from sglang_afd.errors import ConfigError
+from sglang_afd.protocol.registration import Condition
 from sglang_afd.topology import check_coverage
 
 

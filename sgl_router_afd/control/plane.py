@@ -8,14 +8,6 @@ from dataclasses import dataclass
 
 from sgl_router_afd.control.epochs import Epochs
 from sgl_router_afd.control.groups import Groups
-from sgl_router_afd.control.messages import (
-    REGISTRATION_VERSION,
-    Condition,
-    Lease,
-    Leave,
-    Registration,
-    Renewal,
-)
 from sgl_router_afd.control.probe import Outcome, ProbeSchedule, ProbeTerms
 from sgl_router_afd.control.ratio import Ratio
 from sgl_router_afd.control.registry import Entry, LeaseTerms, Registry
@@ -23,6 +15,14 @@ from sgl_router_afd.control.routing import Route, route
 from sgl_router_afd.control.standing import is_attached_to
 from sgl_router_afd.control.told import tell
 from sglang_afd.config import Role
+from sglang_afd.protocol.registration import (
+    REGISTRATION_VERSION,
+    Condition,
+    Lease,
+    Leave,
+    Registration,
+    Renewal,
+)
 
 MAX_EVENTS = 200
 

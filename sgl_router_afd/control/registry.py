@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sgl_router_afd.control.messages import (
+from sglang_afd.errors import Refused
+from sglang_afd.protocol.registration import (
     DeclineCode,
     Leave,
     Registration,
     Renewal,
     Report,
 )
-from sglang_afd.errors import Refused
 
 MAX_SERVERS = 4096
 

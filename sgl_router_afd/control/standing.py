@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sgl_router_afd.control.messages import Condition
 from sgl_router_afd.control.placement import Group
 from sgl_router_afd.control.probe import Proof
 from sgl_router_afd.control.registry import Entry
 from sglang_afd.config import Role
+from sglang_afd.protocol.registration import Condition
 
 
 class Standing(StrEnum):

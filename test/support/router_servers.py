@@ -7,7 +7,13 @@ from typing import Any
 import msgspec
 
 from sgl_router_afd.control.epochs import Epochs
-from sgl_router_afd.control.messages import (
+from sgl_router_afd.control.persist import Floors
+from sgl_router_afd.control.plane import ControlPlane
+from sgl_router_afd.control.probe import Outcome
+from sgl_router_afd.control.ratio import Ratio
+from sgl_router_afd.control.registry import LeaseTerms
+from sglang_afd.config import Role
+from sglang_afd.protocol.registration import (
     REGISTRATION_VERSION,
     Capacity,
     Condition,
@@ -19,12 +25,6 @@ from sgl_router_afd.control.messages import (
     Report,
     Shard,
 )
-from sgl_router_afd.control.persist import Floors
-from sgl_router_afd.control.plane import ControlPlane
-from sgl_router_afd.control.probe import Outcome
-from sgl_router_afd.control.ratio import Ratio
-from sgl_router_afd.control.registry import LeaseTerms
-from sglang_afd.config import Role
 
 FINGERPRINT = "ab" * 32
 OTHER = "cd" * 32

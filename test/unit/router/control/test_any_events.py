@@ -8,7 +8,6 @@ import random
 import pytest
 from router_servers import OTHER, TTL_S, FakeServer, a_plane, attn, mlp
 
-from sgl_router_afd.control.messages import Condition, Load
 from sgl_router_afd.control.persist import Floors
 from sgl_router_afd.control.plane import ControlPlane
 from sgl_router_afd.control.probe import Outcome
@@ -17,6 +16,7 @@ from sgl_router_afd.control.routing import Candidates
 from sgl_router_afd.control.standing import GroupState
 from sglang_afd.config import Role
 from sglang_afd.errors import Refused
+from sglang_afd.protocol.registration import Condition, Load
 
 STEPS = 150
 LOST = (Condition.STALLED, Condition.DETACHED)

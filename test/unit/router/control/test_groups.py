@@ -14,12 +14,12 @@ from router_servers import (
     renew_all,
 )
 
-from sgl_router_afd.control.messages import Condition, Load, PeerLoss
 from sgl_router_afd.control.plane import ControlPlane
 from sgl_router_afd.control.probe import Outcome
 from sgl_router_afd.control.ratio import Ratio
 from sgl_router_afd.control.routing import Candidates, Hold, NoRoute
 from sgl_router_afd.control.standing import GroupState
+from sglang_afd.protocol.registration import Condition, Load, PeerLoss
 
 
 def state(plane: ControlPlane, name: str = "group-1") -> tuple[GroupState, str]:

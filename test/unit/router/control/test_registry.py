@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from router_servers import GONE_S, RENEW_S, TTL_S, FakeServer, a_plane, attn
 
-from sgl_router_afd.control.messages import DeclineCode
 from sgl_router_afd.control.registry import Entry, Registry
 from sglang_afd.errors import Refused
+from sglang_afd.protocol.registration import DeclineCode
 
 
 def entry_of(server: FakeServer, registry: Registry) -> Entry:

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 from router_servers import attn, mlp
 
-from sgl_router_afd.control.messages import (
+from sglang_afd.errors import ProtocolError, Refused
+from sglang_afd.protocol.registration import (
     MAX_MESSAGE_BYTES,
     REGISTRATION_VERSION,
     AnyMessage,
@@ -24,7 +25,6 @@ from sgl_router_afd.control.messages import (
     decode_to_router,
     encode,
 )
-from sglang_afd.errors import ProtocolError, Refused
 
 REPORT = (
     b'{"seq":3,"condition":"stalled","reason":"rank 1 is gone","attached":["m.b1"],'
