@@ -18,7 +18,7 @@ def _is_gone(child: psutil.Process) -> bool:
     return not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("num_children", [1, 3])
+@pytest.mark.parametrize("num_children", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_children_of_a_killed_attention_server_end_while_they_still_import(
     qwen3: Path, tmp_path: Path, num_children: int
 ) -> None:

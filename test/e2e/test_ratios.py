@@ -80,7 +80,7 @@ def test_a_rank_of_mostly_phantom_experts_takes_part(
     ]
 
 
-@pytest.mark.parametrize("ranks", [1, 3], indirect=True)
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)], indirect=True)
 def test_peers_that_join_leave_and_die_do_not_disturb_those_that_decode(
     peers: Crowd, ranks: list[Server]
 ) -> None:

@@ -89,7 +89,7 @@ def _starving(peers: Crowd) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("ranks", [1, 2], indirect=True)
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2], indirect=True)
 def test_nobody_starves_among_peers_of_unequal_speed(peers: Crowd) -> None:
     assert _starving(peers) == []
 

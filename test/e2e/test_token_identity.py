@@ -53,12 +53,15 @@ def _check_identity(zygote: Zygote, pair: AttnPair, num_ranks: int) -> None:
     assert differences(pair.oracle.at_once, again) == []
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_qwen3_moe_is_token_identical(zygote: Zygote, qwen3_pair: AttnPair, num_ranks: int) -> None:
     _check_identity(zygote, qwen3_pair, num_ranks)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize(
+    "num_ranks",
+    [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)],
+)
 def test_qwen2_moe_with_a_shared_expert_is_token_identical(
     zygote: Zygote, qwen2_pair: AttnPair, num_ranks: int
 ) -> None:
