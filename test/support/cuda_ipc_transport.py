@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 from transports import HEARTBEAT_S, WatchedLinks, follower_of, link_options
@@ -181,7 +181,7 @@ class HostHub(Hub):
         if not isinstance(event, Arrived):
             return event
         rows = _moved(event.exchange.rows, "cpu")
-        return Arrived(exchange=dataclasses.replace(event.exchange, rows=rows))
+        return Arrived(exchange=msgspec.structs.replace(event.exchange, rows=rows))
 
 
 def _moved(rows: Rows, device: str) -> Rows:
