@@ -23,9 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_afd.transport.cuda_ipc.layout import ITEMSIZES, PAGE_BYTES
+from sglang_afd.transport.cuda_ipc.kernels import definitions
+from sglang_afd.transport.cuda_ipc.layout import PAGE_BYTES
 
 L2_BYTES = 256 << 10
+_CAPABILITY = (9, 0)  # of the GPU whose every feature is there
 _HERE = Path(__file__).parent
 _KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__maxnreg__\(\d+\)\s*)?(\w+)\(')
 
@@ -51,10 +53,8 @@ class Kernels:
             '#include "cuda_on_cpu.h"\nnamespace exchange {\n#include "exchange.cu"\n}\n'
             + "".join(f"KERNEL({name})\n" for name in names)
         )
-        definitions = {f"DTYPE_{name.upper()}": int(name == dtype) for name in ITEMSIZES}
-        definitions |= {"WITH_FP8": 1, "WITH_BULK_PREFETCH": 1, "CONTROL_WORDS": PAGE_BYTES // 4}
         options = ["-O0", "-std=c++20", "-shared", "-fPIC", "-ffp-contract=off", f"-I{_HERE}"]
-        options += [f"-D{name}={value}" for name, value in definitions.items()]
+        options += [f"-D{name}={value}" for name, value in definitions(dtype, _CAPABILITY).items()]
         made = directory / "exchange.so"
         command = ["g++", *options, str(directory / "main.cpp"), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -2,7 +2,8 @@
 //
 // A slab is owned by an attention server, and its captured kernels name addresses in it only. An MLP
 // rank reaches slabs through a table in its own memory. Flags between processes are stored with
-// release and loaded with acquire at system scope. layout.py says where everything lies.
+// release and loaded with acquire at system scope. Where everything lies is said by layout.py, whose
+// names come as definitions: see kernels.py.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -11,18 +12,6 @@ typedef unsigned short u16;
 
 #define DETACHED 0u
 #define ATTACHED 1u
-
-// Words of the control page and of a slot; see layout.py.
-#define LINK 0
-#define NUM_RANKS 1
-#define EPOCH 2
-#define STEP_WORDS 16
-#define HEADER 1
-#define BLOCKS_DONE 32
-#define NUM_REPLIED 64
-#define ALL_REPLIED 96
-#define NUM_RINGS 112
-#define DOORBELL_LINE_WORDS 32
 
 #define SPINS_BEFORE_SLEEP 8192
 #define SPINS_PER_LOOK 32  // between two looks at the word that ends a wait early

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from sglang_afd.transport.cuda_ipc import driver
-from sglang_afd.transport.cuda_ipc.layout import ITEMSIZES, PAGE_BYTES
+from sglang_afd.transport.cuda_ipc import driver, layout
 
 VECTOR_BYTES = 16
 WARP = 32
@@ -27,16 +26,31 @@ def module(device: int, dtype: str) -> driver.Module:
     torch.cuda.set_device(device)
     torch.cuda.current_stream().synchronize()  # makes the context
     source = resources.files("sglang_afd.transport.cuda_ipc").joinpath("exchange.cu").read_text()
-    definitions = {f"DTYPE_{name.upper()}": int(name == dtype) for name in ITEMSIZES}
-    definitions |= {
-        "WITH_FP8": int(torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY),
-        "WITH_BULK_PREFETCH": int(torch.cuda.get_device_capability(device) >= _BULK_CAPABILITY),
-        "CONTROL_WORDS": PAGE_BYTES // 4,
-    }
-    made = driver.Module(source, "exchange.cu", device, definitions)
+    capability = torch.cuda.get_device_capability(device)
+    made = driver.Module(source, "exchange.cu", device, definitions(dtype, capability))
     for name in ("stage_step", "dispatch", "wait", "sum", "set_link", "plan", "pull", "push"):
         made.function(f"afd_{name}")
     return made
+
+
+def definitions(dtype: str, capability: tuple[int, int]) -> dict[str, int]:
+    """What `exchange.cu` is compiled with, for rows of `dtype` on a GPU of `capability`."""
+    dtypes = {f"DTYPE_{name.upper()}": int(name == dtype) for name in layout.ITEMSIZES}
+    return dtypes | {
+        "WITH_FP8": int(capability >= _FP8_CAPABILITY),
+        "WITH_BULK_PREFETCH": int(capability >= _BULK_CAPABILITY),
+        "CONTROL_WORDS": layout.PAGE_BYTES // 4,
+        "DOORBELL_LINE_WORDS": layout.DOORBELL_LINE_BYTES // 4,
+        "LINK": layout.LINK,
+        "NUM_RANKS": layout.NUM_RANKS,
+        "EPOCH": layout.EPOCH,
+        "STEP_WORDS": layout.STEP_WORDS,
+        "HEADER": layout.HEADER,
+        "BLOCKS_DONE": layout.BLOCKS_DONE,
+        "NUM_REPLIED": layout.NUM_REPLIED,
+        "ALL_REPLIED": layout.ALL_REPLIED,
+        "NUM_RINGS": layout.NUM_RINGS,
+    }
 
 
 def arguments(*pairs: tuple[Any, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
