@@ -42,9 +42,6 @@ class Channel(asyncio.Protocol, Generic[Received]):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode(message))
 
-    def num_unsent_bytes(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()

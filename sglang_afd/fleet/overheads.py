@@ -17,7 +17,6 @@ SPARE_SHARE = 0.02  # of a GPU's free memory is planned for nothing: allocators 
 # Of a GPU with 60 GiB or more, as SGLang chooses them.
 PREFILL_ROWS = 8192
 DECODE_ROWS = 256
-MLP_UNIT_ROWS = 4096  # rows of one expert run at most
 # SGLang's bounds on how many requests its table of token places has room for.
 MIN_REQUESTS, MAX_REQUESTS = 2048, 4096
 REQUEST_ENTRY_BYTES = 4

@@ -90,13 +90,9 @@ def launch(
     grid: int,
     block: int,
     arguments: tuple[tuple[Any, ...], tuple[Any, ...]],
-    *,
-    shared_bytes: int = 0,
 ) -> None:
     """Enqueue a kernel; `arguments` are its values and their ctypes."""
-    check(
-        driver.cuLaunchKernel(function, grid, 1, 1, block, 1, 1, shared_bytes, stream, arguments, 0)
-    )
+    check(driver.cuLaunchKernel(function, grid, 1, 1, block, 1, 1, 0, stream, arguments, 0))
 
 
 class SharedMemory:
