@@ -25,7 +25,8 @@ from sglang_afd.protocol.messages import Kind, StepIntent
 from sglang_afd.rounds.prediction import Predictor
 from sglang_afd.transport.cuda_ipc import layout
 from sglang_afd.transport.cuda_ipc.hub import CudaIpcHub, HubOptions
-from sglang_afd.transport.cuda_ipc.link import CudaIpcLink, shape_of
+from sglang_afd.transport.cuda_ipc.layout import shape_of
+from sglang_afd.transport.cuda_ipc.link import CudaIpcLink
 from sglang_afd.transport.cuda_ipc.unit_ring import (
     HEADER_WORDS,
     MEMBER_WORDS,

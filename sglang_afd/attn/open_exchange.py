@@ -18,6 +18,7 @@ from sglang_afd.config import AUTO_GRAPH_SLOTS, AfdConfig, Transport
 from sglang_afd.errors import ConfigError
 from sglang_afd.protocol.messages import MAX_MICRO_BATCHES
 from sglang_afd.trace.attn import AttnTimeline
+from sglang_afd.transport.cuda_ipc.layout import shape_of
 from sglang_afd.transport.cuda_ipc.policy import choose_wait_policy
 from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
 
@@ -61,7 +62,7 @@ def _on_device(
     step_limit_s: float,
 ) -> tuple[Attacher[Any], StepExchange]:
     # NOTE: these need CUDA's Python bindings, which a machine without a GPU may lack.
-    from sglang_afd.transport.cuda_ipc.link import CudaIpcLink, shape_of
+    from sglang_afd.transport.cuda_ipc.link import CudaIpcLink
     from sglang_afd.transport.cuda_ipc.slab import Slab
 
     spec = options.spec

@@ -23,8 +23,8 @@ from sglang_afd.protocol.messages import (
 )
 from sglang_afd.transport.base import Arrived, Event, Exchange, Hub, Link, Rows
 from sglang_afd.transport.cuda_ipc.hub import CudaIpcHub, HubOptions
-from sglang_afd.transport.cuda_ipc.layout import LinkWord, SlabShape, WaitPolicy
-from sglang_afd.transport.cuda_ipc.link import CudaIpcLink, shape_of
+from sglang_afd.transport.cuda_ipc.layout import LinkWord, SlabShape, WaitPolicy, shape_of
+from sglang_afd.transport.cuda_ipc.link import CudaIpcLink
 from sglang_afd.transport.cuda_ipc.slab import Slab
 from sglang_afd.transport.cuda_ipc.streams import own_stream
 

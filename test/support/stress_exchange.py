@@ -25,8 +25,8 @@ from sglang_afd.protocol.handshake import Gate
 from sglang_afd.protocol.messages import Dispatch, Kind, ModelSpec
 from sglang_afd.transport.base import Arrived, PeerAttached, PeerGone, Rows
 from sglang_afd.transport.cuda_ipc.hub import CudaIpcHub, HubOptions
-from sglang_afd.transport.cuda_ipc.layout import EVERY_ROW, WaitPolicy
-from sglang_afd.transport.cuda_ipc.link import CudaIpcLink, shape_of
+from sglang_afd.transport.cuda_ipc.layout import EVERY_ROW, WaitPolicy, shape_of
+from sglang_afd.transport.cuda_ipc.link import CudaIpcLink
 from sglang_afd.transport.cuda_ipc.slab import Slab
 from sglang_afd.transport.cuda_ipc.unit_ring import UnitMemberRef
 from sglang_afd.transport.cuda_ipc.units import UnitExchange

@@ -33,7 +33,7 @@ from sglang_afd.transport.base import (
     Rows,
 )
 from sglang_afd.transport.cuda_ipc.door import Door, Visit
-from sglang_afd.transport.cuda_ipc.layout import DOORBELL_BYTES, SlabShape
+from sglang_afd.transport.cuda_ipc.layout import DOORBELL_BYTES, SlabShape, shape_of
 from sglang_afd.transport.cuda_ipc.listening import Listener, OpenPeer
 from sglang_afd.transport.cuda_ipc.peer_table import PeerTable
 from sglang_afd.transport.cuda_ipc.streams import own_stream
@@ -360,15 +360,7 @@ def check_agreement(spec: ModelSpec) -> None:
         ConfigError: They could not.
     """
     try:
-        SlabShape(
-            num_slots=1,
-            max_ranks=1,
-            max_rows=spec.max_rows,
-            hidden_size=spec.hidden_size,
-            top_k=spec.top_k,
-            dtype=spec.dtype,
-            is_fp8=spec.dispatch_dtype == FP8,
-        )
+        shape_of(spec, num_slots=1, max_ranks=1)
     except ValueError as error:
         raise ConfigError(f"{error}; use --afd-transport zmq") from None
 
@@ -389,17 +381,15 @@ def check_shape(message: OpenSlots, spec: ModelSpec) -> SlabShape:
         dtype=message.dtype,
         is_fp8=message.is_fp8,
     )
-    got = (shape.max_rows, shape.hidden_size, shape.top_k, shape.dtype, shape.is_fp8)
-    wanted = (
-        spec.max_rows,
-        spec.hidden_size,
-        spec.top_k,
-        spec.dtype,
-        spec.dispatch_dtype == FP8,
-    )
+    wanted_shape = shape_of(spec, num_slots=shape.num_slots, max_ranks=shape.max_ranks)
+    got, wanted = _agreed(shape), _agreed(wanted_shape)
     if got != wanted:
         raise ConfigError(
             f"slots are laid out for rows, hidden size, top-k, dtype, FP8 {got}; the handshake "
             f"agreed on {wanted}"
         )
     return shape
+
+
+def _agreed(shape: SlabShape) -> tuple[int, int, int, str, bool]:
+    return shape.max_rows, shape.hidden_size, shape.top_k, shape.dtype, shape.is_fp8

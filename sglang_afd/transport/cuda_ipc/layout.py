@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from operator import mul
 
-from sglang_afd.config import MAX_MLP_RANKS
-from sglang_afd.protocol.messages import MAX_MICRO_BATCHES, Dispatch, Kind
+from sglang_afd.config import FP8, MAX_MLP_RANKS
+from sglang_afd.protocol.messages import MAX_MICRO_BATCHES, Dispatch, Kind, ModelSpec
 
 PAGE_BYTES = 4096
 DOORBELL_BYTES = PAGE_BYTES
@@ -142,6 +142,19 @@ class SlabShape:
     def slot_offset(self, slot: int, area: str = "words") -> int:
         """Where an area of a slot begins in the slab."""
         return PAGE_BYTES + slot * self.areas["end"] + self.areas[area]
+
+
+def shape_of(spec: ModelSpec, *, num_slots: int, max_ranks: int) -> SlabShape:
+    """The shape of slots for what both roles agreed on."""
+    return SlabShape(
+        num_slots=num_slots,
+        max_ranks=max_ranks,
+        max_rows=spec.max_rows,
+        hidden_size=spec.hidden_size,
+        top_k=spec.top_k,
+        dtype=spec.dtype,
+        is_fp8=spec.dispatch_dtype == FP8,
+    )
 
 
 def _aligned(size: int) -> int:

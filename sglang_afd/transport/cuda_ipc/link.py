@@ -11,12 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sglang_afd.config import FP8
 from sglang_afd.errors import CapacityError, ConfigError, ExchangeFailed, PeerLost, Refused
 from sglang_afd.protocol.messages import (
     Attached,
     Dispatch,
-    ModelSpec,
     OpenSlots,
     RefusalCode,
     StepIntent,
@@ -247,17 +245,4 @@ def open_slots(server_id: str, epoch: int, shape: SlabShape) -> OpenSlots:
         top_k=shape.top_k,
         dtype=shape.dtype,
         is_fp8=shape.is_fp8,
-    )
-
-
-def shape_of(spec: ModelSpec, *, num_slots: int, max_ranks: int) -> SlabShape:
-    """The shape of slots for what both roles agreed on."""
-    return SlabShape(
-        num_slots=num_slots,
-        max_ranks=max_ranks,
-        max_rows=spec.max_rows,
-        hidden_size=spec.hidden_size,
-        top_k=spec.top_k,
-        dtype=spec.dtype,
-        is_fp8=spec.dispatch_dtype == FP8,
     )

@@ -27,7 +27,8 @@ from sglang_afd.protocol.messages import (
 from sglang_afd.transport.base import Announced, Arrived, Event, PeerAttached, PeerGone
 from sglang_afd.transport.cuda_ipc.door import bring
 from sglang_afd.transport.cuda_ipc.hub import CudaIpcHub, HubOptions
-from sglang_afd.transport.cuda_ipc.link import CudaIpcLink, open_slots, shape_of
+from sglang_afd.transport.cuda_ipc.layout import shape_of
+from sglang_afd.transport.cuda_ipc.link import CudaIpcLink, open_slots
 from sglang_afd.transport.zmq_hub import ZmqHub
 from sglang_afd.transport.zmq_link import LinkOptions, ZmqLink
 
