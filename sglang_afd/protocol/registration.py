@@ -35,6 +35,7 @@ Address = Annotated[str, Meta(max_length=320)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Epoch = Annotated[int, Meta(ge=0, le=2**48)]
 Instant = Annotated[float, Meta(ge=0)]
+Rate = Annotated[float, Meta(ge=0)]
 
 
 class Condition(StrEnum):
@@ -79,11 +80,13 @@ class Capacity(_Message, frozen=True):
 
 
 class Load(_Message, frozen=True):
-    """What an attention server holds now; zeros of an MLP server."""
+    """What a server holds and does now; what is not of its role is zero."""
 
-    num_running: Count
-    num_waiting: Count
-    free_kv_tokens: Count  # those that hold nothing but reusable prefixes among them
+    num_running: Count  # attn
+    num_waiting: Count  # attn
+    free_kv_tokens: Count  # attn; those that hold nothing but reusable prefixes among them
+    tokens_per_s: Rate  # attn: generated of late
+    expert_imbalance: Rate  # mlp: rows of the busiest expert over the mean of all; 0 unknown
 
 
 class PeerLoss(_Message, frozen=True):

@@ -114,6 +114,17 @@ class FakeServer:
         return self.report
 
 
+def load_of(*, num_running: int = 0, num_waiting: int = 0, free_kv_tokens: int = 0) -> Load:
+    """The load of a server, as far as the router decides by it."""
+    return Load(
+        num_running=num_running,
+        num_waiting=num_waiting,
+        free_kv_tokens=free_kv_tokens,
+        tokens_per_s=0.0,
+        expert_imbalance=0.0,
+    )
+
+
 def attn(name: str, **changes: Any) -> FakeServer:
     """An attention server that has just started."""
     return FakeServer(_registration(name, Role.ATTN, Condition.STARTING, changes))
@@ -185,7 +196,7 @@ def _registration(
             reason="",
             attached=(),
             lost=(),
-            load=Load(num_running=0, num_waiting=0, free_kv_tokens=10_000),
+            load=load_of(free_kv_tokens=10_000),
             is_draining=False,
         ),
     }

@@ -29,7 +29,8 @@ from sglang_afd.protocol.registration import (
 REPORT = (
     b'{"seq":3,"condition":"stalled","reason":"rank 1 is gone","attached":["m.b1"],'
     b'"lost":[{"boot_id":"m.b2","reason":"silent"}],'
-    b'"load":{"num_running":2,"num_waiting":1,"free_kv_tokens":7},"is_draining":false}'
+    b'"load":{"num_running":2,"num_waiting":1,"free_kv_tokens":7,"tokens_per_s":12.5,'
+    b'"expert_imbalance":1.5},"is_draining":false}'
 )
 SERVER = attn("attn-0").says(
     seq=3,
@@ -37,7 +38,13 @@ SERVER = attn("attn-0").says(
     reason="rank 1 is gone",
     attached=("m.b1",),
     lost=(PeerLoss(boot_id="m.b2", reason="silent"),),
-    load=Load(num_running=2, num_waiting=1, free_kv_tokens=7),
+    load=Load(
+        num_running=2,
+        num_waiting=1,
+        free_kv_tokens=7,
+        tokens_per_s=12.5,
+        expert_imbalance=1.5,
+    ),
 )
 HEAD = {"version": 1, "server_id": "attn-0", "boot_id": "b1", "lease_id": "r-1"}
 HEAD_BYTES = b'"version":1,"server_id":"attn-0","boot_id":"b1","lease_id":"r-1","sent_at_s":5.0'

@@ -6,7 +6,7 @@ import contextlib
 import random
 
 import pytest
-from router_servers import OTHER, TTL_S, FakeServer, a_plane, attn, mlp
+from router_servers import OTHER, TTL_S, FakeServer, a_plane, attn, load_of, mlp
 
 from sgl_router_afd.control.persist import Floors
 from sgl_router_afd.control.plane import ControlPlane
@@ -16,7 +16,7 @@ from sgl_router_afd.control.routing import Candidates
 from sgl_router_afd.control.standing import GroupState
 from sglang_afd.config import Role
 from sglang_afd.errors import Refused
-from sglang_afd.protocol.registration import Condition, Load
+from sglang_afd.protocol.registration import Condition
 
 STEPS = 150
 LOST = (Condition.STALLED, Condition.DETACHED)
@@ -100,7 +100,7 @@ class World:
     def renew(self, server: FakeServer) -> None:
         if server.id in self.dead:
             return
-        server.says(load=Load(num_running=self.rng.randint(0, 9), num_waiting=0, free_kv_tokens=9))
+        server.says(load=load_of(num_running=self.rng.randint(0, 9), free_kv_tokens=9))
         try:
             if server.lease is None:
                 raise Refused("", "")

@@ -8,6 +8,7 @@ from router_servers import (
     FakeServer,
     a_plane,
     attn,
+    load_of,
     mlp,
     pass_probes,
     register_all,
@@ -19,7 +20,7 @@ from sgl_router_afd.control.probe import Outcome
 from sgl_router_afd.control.ratio import Ratio
 from sgl_router_afd.control.routing import Candidates, Hold, NoRoute
 from sgl_router_afd.control.standing import GroupState
-from sglang_afd.protocol.registration import Condition, Load, PeerLoss
+from sglang_afd.protocol.registration import Condition, PeerLoss
 
 
 def state(plane: ControlPlane, name: str = "group-1") -> tuple[GroupState, str]:
@@ -442,14 +443,14 @@ def test_a_drained_server_gets_no_requests_and_may_stop_when_it_has_none() -> No
     in_flight = {"attn-1": 1}
     plane, expert, [first, second] = ready_group("attn-0", "attn-1")
     plane._num_in_flight = lambda name: in_flight.get(name, 0)
-    second.says(load=Load(num_running=1, num_waiting=0, free_kv_tokens=1)).renew(plane, 0.5)
+    second.says(load=load_of(num_running=1, free_kv_tokens=1)).renew(plane, 0.5)
 
     plane.drain("attn-1", "an operator asked", 1.0)
 
     assert traffic(plane) == ("attn-0",)
     busy = second.renew(plane, 1.0)
     assert (busy.is_draining, busy.may_stop) == (True, False)
-    second.says(load=Load(num_running=0, num_waiting=0, free_kv_tokens=1))
+    second.says(load=load_of(num_running=0, free_kv_tokens=1))
     assert not second.renew(plane, 2.0).may_stop
     in_flight.clear()
     assert second.renew(plane, 3.0).may_stop
@@ -457,7 +458,7 @@ def test_a_drained_server_gets_no_requests_and_may_stop_when_it_has_none() -> No
 
 def test_a_drained_mlp_server_drains_its_group_and_may_stop_when_nobody_needs_it() -> None:
     plane, expert, [server] = ready_group()
-    server.says(load=Load(num_running=3, num_waiting=0, free_kv_tokens=1)).renew(plane, 0.5)
+    server.says(load=load_of(num_running=3, free_kv_tokens=1)).renew(plane, 0.5)
 
     lease = expert.says(is_draining=True).renew(plane, 1.0)
 
@@ -467,7 +468,7 @@ def test_a_drained_mlp_server_drains_its_group_and_may_stop_when_nobody_needs_it
     )
     assert traffic(plane) == ()
     assert not lease.may_stop
-    server.says(load=Load(num_running=0, num_waiting=0, free_kv_tokens=1)).renew(plane, 2.0)
+    server.says(load=load_of(num_running=0, free_kv_tokens=1)).renew(plane, 2.0)
     assert expert.renew(plane, 3.0).may_stop
 
 
@@ -558,7 +559,7 @@ def test_a_renewal_that_says_nothing_new_decides_nothing_anew() -> None:
     plane, expert, [server] = ready_group()
     before = plane.groups.views["group-1"]
 
-    server.says(load=Load(num_running=7, num_waiting=0, free_kv_tokens=1)).renew(plane, 1.0)
+    server.says(load=load_of(num_running=7, free_kv_tokens=1)).renew(plane, 1.0)
 
     assert plane.groups.views["group-1"] is before
     entry = plane.registry.get("attn-0")
