@@ -15,12 +15,13 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from sgl_router_afd.app import build_app
-from sgl_router_afd.config import RouterConfig, parse_args
+from sgl_router_afd.config import RouterConfig
 from sgl_router_afd.dataplane.counters import SharedCounters
 from sgl_router_afd.dataplane.handle import RelayFailed
 from sgl_router_afd.dataplane.listen import open_listeners, url_of
 from sgl_router_afd.dataplane.supervisor import Relays
 from sgl_router_afd.event_loop import new_event_loop
+from sgl_router_afd.flags import parse_args
 from sgl_router_afd.log import start_log
 from sgl_router_afd.pool import ServerPool
 from sgl_router_afd.upstream_session import open_session
@@ -67,7 +68,7 @@ async def serve(config: RouterConfig) -> None:
     listeners = open_listeners(config.host, config.port, config.num_relays)
     url = url_of(listeners[0][0])
     counters = SharedCounters.create(config.num_relays)
-    pool = ServerPool(config.attn_urls, max_missed_polls=config.max_missed_polls)
+    pool = ServerPool(config.attn_urls, max_missed_polls=3)
 
     def on_unreachable(slot: int, reason: str) -> None:
         pool.record_unreachable(pool.servers[slot], reason)
