@@ -1,4 +1,4 @@
-"""python -m sgl_router_afd.launch_router: one HTTP endpoint in front of N attention servers."""
+"""python -m sgl_router_afd.launch_router: pairs servers, and is their one HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from sgl_router_afd.dataplane.supervisor import Relays
 from sgl_router_afd.event_loop import new_event_loop
 from sgl_router_afd.flags import parse_args
 from sgl_router_afd.log import start_log
-from sgl_router_afd.pool import ServerPool
+from sgl_router_afd.open_fleet import open_fleet, running
 from sgl_router_afd.upstream_session import open_session
-from sgl_router_afd.watch import watching
 from sglang_afd.errors import ConfigError
 from sglang_afd.process import announce_as_parent
+from sglang_afd.protocol.auth import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -65,28 +65,38 @@ async def serve(config: RouterConfig) -> None:
 
     Raises: ConfigError, when the address cannot be listened on; RelayFailed in a group.
     """
+    if config.data_plane != "relay":
+        raise ConfigError(
+            f"--data-plane {config.data_plane} is not part of this version; leave it out"
+        )
     listeners = open_listeners(config.host, config.port, config.num_relays)
     url = url_of(listeners[0][0])
     counters = SharedCounters.create(config.num_relays)
-    pool = ServerPool(config.attn_urls, max_missed_polls=3)
-
-    def on_unreachable(slot: int, reason: str) -> None:
-        pool.record_unreachable(pool.servers[slot], reason)
-
+    fleet = open_fleet(config, counters)
+    _warn_of_strangers(config)
     async with (
         open_session(config) as session,
-        _own_endpoints(build_app(config, pool, counters)) as control_path,
-        Relays(config, counters, listeners, control_path, on_unreachable) as relays,
+        _own_endpoints(build_app(config, fleet, counters)) as control_path,
+        Relays(config, counters, listeners, control_path, fleet.on_trouble) as relays,
     ):
-        pool.publish_to(relays.publish)
+        fleet.publish_to(relays.publish)
         await relays.wait_until_listening()
-        async with watching(pool, session, config):
+        async with running(fleet, session, config):
             logger.info(
-                "listening on %s, policy %s, %d attention servers, %d relay processes",
-                *(url, config.policy, len(config.attn_urls), config.num_relays),
+                "listening on %s, policy %s, %d servers to ask, %d relay processes",
+                *(url, config.policy, len(fleet.statics()), config.num_relays),
             )
             await _stop_signal()
             await relays.drain(config.shutdown_timeout_s)
+
+
+def _warn_of_strangers(config: RouterConfig) -> None:
+    if not config.afd_secret and not is_loopback(config.host):
+        logger.warning(
+            "whoever reaches %s can register a server and get requests; give the router and its "
+            "servers the same --afd-secret-file",
+            config.host,
+        )
 
 
 @asynccontextmanager

@@ -7,10 +7,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sgl_router_afd.dataplane.messages import ServerRow, Table
-from sgl_router_afd.readiness import KEEPS_THROUGH_SILENCE, ServerState, Verdict
+from sgl_router_afd.control.standing import Standing
+from sgl_router_afd.dataplane.messages import UNPLACED, ModelRow, ServerRow, Table
+from sgl_router_afd.readiness import (
+    HOLDS_REQUESTS,
+    KEEPS_THROUGH_SILENCE,
+    ServerState,
+    Verdict,
+)
 
 logger = logging.getLogger(__name__)
+
+STANDINGS = {
+    ServerState.READY: Standing.SERVING.value,
+    ServerState.STALLED: Standing.DEGRADED.value,
+    ServerState.DETACHED: Standing.DEGRADED.value,
+    ServerState.STARTING: Standing.WAITING.value,
+}
 
 
 @dataclass(kw_only=True)
@@ -58,13 +71,30 @@ class ServerPool:
 
     def table(self) -> Table:
         """What the relay processes need to know."""
+        anybody = ModelRow(
+            slots=tuple(
+                server.slot for server in self.servers if server.state is ServerState.READY
+            ),
+            may_wait=any(server.state in HOLDS_REQUESTS for server in self.servers),
+            reason="; ".join(
+                f"{server.url} is {server.state}" + (f" ({server.reason})" if server.reason else "")
+                for server in self.servers
+            ),
+        )
         return Table(
             rows=tuple(
                 ServerRow(
-                    slot=server.slot, url=server.url, state=server.state, reason=server.reason
+                    slot=server.slot,
+                    server_id=server.url,
+                    url=server.url,
+                    state=STANDINGS.get(server.state, UNPLACED),
+                    reason=server.reason,
                 )
                 for server in self.servers
-            )
+            ),
+            models={},
+            unnamed=anybody,
+            unknown=anybody,
         )
 
     def record_answer(self, server: Server, verdict: Verdict) -> None:

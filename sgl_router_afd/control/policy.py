@@ -17,9 +17,13 @@ PREFIX_SLACK = 1.25  # a sticky server may have this times the mean load
 PREFIX_SLACK_REQUESTS = 4  # and so many requests more, since a mean of few says little
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Candidate:
-    """One server that may get the request."""
+    """One server that may get the request.
+
+    Not frozen: a relay process keeps it over many requests and sets the numbers of now, since to
+    make one for each server and request costs more than to choose.
+    """
 
     server_id: str
     num_reported: int  # running and waiting, by its last report
@@ -28,7 +32,7 @@ class Candidate:
     max_running: int  # 0: not known
     free_kv_tokens: int  # by its last report
     kv_tokens: int  # 0: not known
-    turns_away: int  # how many other servers' turns come first, counted from the last choice
+    turns_away: int  # of equals the one with the smallest comes first
 
     @property
     def load(self) -> int:

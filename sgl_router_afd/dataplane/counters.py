@@ -1,7 +1,7 @@
 """Numbers that all relay processes and the control process see at once: cells of shared memory.
 
 Every cell has one writer, the relay process whose block it lies in, so nobody needs a lock. The one
-exception is `turn`: when two relays write it at once, two requests take the same turn.
+exception are the turns: when two relays take one at once, two requests take the same.
 """
 
 from __future__ import annotations
@@ -28,18 +28,23 @@ CELLS = (
     "response_bytes",  # of bodies
     "chunks",  # pieces of answers, one for each read
     "first_byte_us",  # time from a request's head to the first byte of its answer, summed
+    "holds",  # requests that had to wait for a ready server
 )
 CONNECTIONS, RUNNING, QUEUED, HELD, REQUESTS, REPLAYED, ABORTED, BROKEN = range(8)
-REQUEST_BYTES, RESPONSE_BYTES, CHUNKS, FIRST_BYTE_US = range(8, 12)
+REQUEST_BYTES, RESPONSE_BYTES, CHUNKS, FIRST_BYTE_US, HOLDS = range(8, 13)
 GAUGES = (CONNECTIONS, RUNNING, QUEUED, HELD)
 FIRST_BYTE_BUCKET = len(CELLS)
 STATUS = FIRST_BYTE_BUCKET + len(FIRST_BYTE_BUCKETS_S) + 1  # STATUS + 404 counts 404s
 IN_FLIGHT = STATUS + 1000  # and the next ones by slot
 SERVED = IN_FLIGHT + MAX_SERVERS
 FAILED = SERVED + MAX_SERVERS
-BLOCK = FAILED + MAX_SERVERS
-TURN = 0
-HEADER = 8
+# Of answers in server-sent events: from when the server had the whole request to their first byte.
+TTFT_SUM_US = FAILED + MAX_SERVERS
+TTFT_COUNT = TTFT_SUM_US + MAX_SERVERS
+BLOCK = TTFT_COUNT + MAX_SERVERS
+TURN = 0  # the number of choices
+TURNS = 8  # and the next ones by slot: which choice was its last
+HEADER = TURNS + MAX_SERVERS
 CELL_BYTES = 8
 
 
@@ -54,6 +59,7 @@ class SharedCounters:
         self.num_relays = num_relays
         self.descriptor = descriptor
         self.cells = memoryview(mmap.mmap(descriptor, size_of(num_relays))).cast("q")
+        self.turns = self.cells[TURNS : TURNS + MAX_SERVERS]  # who has the smallest is next
         self._blocks = [HEADER + relay * BLOCK for relay in range(num_relays)]
 
     @classmethod
@@ -62,14 +68,10 @@ class SharedCounters:
         os.ftruncate(descriptor, size_of(num_relays))
         return cls(descriptor, num_relays)
 
-    @property
-    def turn(self) -> int:
-        """The slot that was chosen last, plus one; 0 before the first choice."""
-        return self.cells[TURN]
-
-    @turn.setter
-    def turn(self, value: int) -> None:
-        self.cells[TURN] = value
+    def take_turn(self, slot: int) -> None:
+        """This server was chosen; all others come before it now."""
+        turn = self.cells[TURN] + 1
+        self.cells[TURN] = self.turns[slot] = turn
 
     def total(self, cell: int) -> int:
         """The sum over all relays."""
@@ -109,6 +111,11 @@ class RelayCounters:
     def add_first_byte(self, seconds: float) -> None:
         self.add(FIRST_BYTE_US, int(seconds * 1e6))
         self.add(FIRST_BYTE_BUCKET + bisect_left(FIRST_BYTE_BUCKETS_S, seconds))
+
+    def add_first_token(self, slot: int, seconds: float) -> None:
+        """A server streams its first event."""
+        self.add(TTFT_SUM_US + slot, int(seconds * 1e6))
+        self.add(TTFT_COUNT + slot)
 
 
 def size_of(num_relays: int) -> int:

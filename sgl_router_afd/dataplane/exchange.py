@@ -12,6 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from sgl_router_afd.dataplane import counters
+from sgl_router_afd.dataplane.answer import SERVER_SENT_EVENTS
 from sgl_router_afd.dataplane.request import Refusal
 from sgl_router_afd.endpoints import RELAYED, Target, find
 from sgl_router_afd.replies import error_event
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
     from sgl_router_afd.dataplane.relay import Relay
     from sgl_router_afd.dataplane.request import Request
     from sgl_router_afd.dataplane.server import Server
+    from sgl_router_afd.dataplane.servers import Route
     from sgl_router_afd.dataplane.upstream import UpstreamConnection
 
 logger = logging.getLogger(__name__)
+
+MAX_REPLAYS = 3  # of one request, which may be what its servers die of
 
 
 class Exchange:
@@ -42,7 +46,10 @@ class Exchange:
         "_is_over",
         "_is_own",
         "_keeps_client",
+        "_model",
+        "_num_replays",
         "_relay",
+        "_sent_s",
         "_server",
         "_tried",
         "is_sending",
@@ -57,8 +64,11 @@ class Exchange:
         self._server: Server | None = None  # which has it in flight
         self._connection: UpstreamConnection | None = None
         self._tried: set[int] = set()
+        self._num_replays = 0
         self._failure = ""  # what the last server that had it did wrong
+        self._model: str | None = None  # that its body names
         self._held_until_s = 0.0
+        self._sent_s = 0.0  # when its server had all of it, by loop time
         self._is_admitted = False
         self._has_begun = False  # the client has the head of the answer
         self._is_framed = False
@@ -94,9 +104,10 @@ class Exchange:
 
     def choose(self) -> None:
         """Give the request to the server whose turn it is."""
-        server = self._relay.servers.pick(excluding=self._tried)
+        route = self._route()
+        server = self._relay.servers.pick(route, excluding=self._tried)
         if server is None:
-            self._wait_or_give_up()
+            self._wait_or_give_up(route)
         else:
             self._tried.add(server.slot)
             self._give_to(server)
@@ -107,6 +118,7 @@ class Exchange:
         assert server is not None, "a connection belongs to a server"
         self._connection = connection
         connection.begin(self)
+        self._sent_s = self._relay.loop.time()
         head = request.head_for(server.host)
         body = b"".join(request.pieces)
         if request.is_whole:
@@ -148,6 +160,7 @@ class Exchange:
 
     def end_body(self) -> None:
         if self._connection is not None:
+            self._sent_s = self._relay.loop.time()
             self._connection.write(self.request.end_of_body)
 
     # Back-pressure: whoever reads slowly slows down whoever sends.
@@ -166,19 +179,20 @@ class Exchange:
     # What can go wrong.
 
     def on_connected(self, server: Server, connection: UpstreamConnection) -> None:
-        if self._is_over:
-            server.put_idle(connection)
+        if self._is_over or server is not self._server or self._connection is not None:
+            server.put_idle(connection)  # the request went elsewhere meanwhile
         else:
             self.send(connection)
 
     def on_not_connected(self, server: Server, reason: str) -> None:
         """Nothing was sent, so another server may be asked."""
-        if self._is_over:
+        if self._is_over or server is not self._server or self._connection is not None:
             return
         self._leave_server(counters.FAILED)
         if self._is_own:
             self.refuse(502, f"the router's control process cannot be reached ({reason})")
         else:
+            self._failure = f"attention server {server.url} refused the connection ({reason})"
             self._relay.report_unreachable(server, reason)
             self.choose()
 
@@ -189,16 +203,31 @@ class Exchange:
         self._connection = None
         name = "the control process" if self._is_own else f"attention server {server.url}"
         self._failure = f"{name} {what}"
+        if not self._has_begun and connection.was_closed_before and self._is_kept():
+            server.connect(self)  # it never saw the request; idle connections may be closed
+            return
+        if not self._is_own:
+            self._relay.report_broken(server, what)
         if self._has_begun:
             self._break_off()
-        elif connection.was_closed_before and self._is_kept():
-            server.connect(self)  # it never saw the request; idle connections may be closed
         else:
             self._leave_server(counters.FAILED)
             self._replay_or_give_up()
 
+    def on_server_degraded(self, server: Server) -> None:
+        """Its server is in trouble: start anew elsewhere, or stay if there is nowhere."""
+        if server is not self._server or self._has_begun or self._is_over:
+            return
+        if not self._route().has_other(self._tried) or self._why_no_replay():
+            return
+        if self._connection is not None:
+            self._connection.abort()
+        self._leave_server(0)
+        self._replay()
+
     def on_held_too_long(self) -> None:
-        self._give_up(f"none became ready within {self._relay.waiting.timeout_s:g} s")
+        why = f"none became ready within {self._relay.waiting.timeout_s:g} s"
+        self._give_up(self._route(), why)
 
     def on_client_lost(self) -> None:
         """Stop the server's work for it."""
@@ -234,23 +263,27 @@ class Exchange:
         else:
             self.refuse(refusal.http_status, refusal.message)
 
-    def _wait_or_give_up(self) -> None:
+    def _route(self) -> Route:
+        return self._relay.servers.route(self._model)
+
+    def _wait_or_give_up(self, route: Route) -> None:
         relay = self._relay
-        if not relay.servers.may_get_ready():
-            self._give_up("")
+        if not route.may_wait:
+            self._give_up(route, "")
             return
         if not self._held_until_s:
             self._held_until_s = relay.loop.time() + relay.waiting.timeout_s
+            relay.counters.add(counters.HOLDS)
         self._tried.clear()
         relay.waiting.enter(self, self._held_until_s)
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, route: Route, why: str) -> None:
         details = "; ".join(filter(None, (self._failure, why)))
         self.refuse(
             503,
             f"no attention server is ready{f' ({details})' if details else ''}: "
-            f"{self._relay.servers.explain()}. Try again shortly; if this lasts, do what the "
-            "reasons say, or read the servers' logs",
+            f"{route.reason}. Try again shortly; if this lasts, do what the reasons say, or read "
+            "the servers' logs",
         )
 
     def _replay_or_give_up(self) -> None:
@@ -263,8 +296,12 @@ class Exchange:
                 f"sent to another server, since {why}: send it again",
             )
         else:
-            self._relay.counters.add(counters.REPLAYED)
-            self.choose()
+            self._replay()
+
+    def _replay(self) -> None:
+        self._num_replays += 1
+        self._relay.counters.add(counters.REPLAYED)
+        self.choose()
 
     def _why_no_replay(self) -> str:
         relay = self._relay
@@ -272,9 +309,12 @@ class Exchange:
             return "only the control process answers it"
         if not self._is_kept():
             return "its body is larger than --max-replay-body-bytes"
+        if self._num_replays >= MAX_REPLAYS:
+            return f"it was sent {1 + MAX_REPLAYS} times already"
         if relay.is_draining:
             return "this router is shutting down"
-        if not relay.servers.has_other(self._tried):
+        route = self._route()
+        if not route.has_other(self._tried) and not route.may_wait:
             return "no other server is ready"
         if not relay.budget.spend():
             return "--retry-budget is spent"
@@ -289,6 +329,7 @@ class Exchange:
 
     def _give_to(self, server: Server) -> None:
         self._server = server
+        server.exchanges.add(self)
         self._relay.count_server(server, counters.IN_FLIGHT)
         connection = server.take_idle()
         if connection is None:
@@ -306,7 +347,10 @@ class Exchange:
         )
         if not self._is_own:
             request.pieces.clear()
-            relay.counters.add_first_byte(relay.loop.time() - request.arrived_s)
+            now_s, server = relay.loop.time(), self._server
+            relay.counters.add_first_byte(now_s - request.arrived_s)
+            if answer.content_type.startswith(SERVER_SENT_EVENTS) and server is not None:
+                relay.counters.add_first_token(server.slot, now_s - self._sent_s)
         relay.counters.add(counters.STATUS + min(answer.status, 999))
         return answer.head_for(request, is_framed=self._is_framed, keeps_alive=self._keeps_client)
 
@@ -331,6 +375,7 @@ class Exchange:
         if server is not None:
             self._server = None
             self._connection = None
+            server.exchanges.discard(self)
             self._relay.count_server(server, counters.IN_FLIGHT, -1)
             if count:
                 self._relay.count_server(server, count)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from sgl_router_afd.dataplane.channel import Channel
 from sgl_router_afd.dataplane.counters import SharedCounters
 from sgl_router_afd.dataplane.messages import (
+    NO_TABLE,
+    BrokeOff,
     Drain,
     Draining,
     Listening,
@@ -39,7 +41,7 @@ class RelayHandle:
         setup: Its first message.
         counters: Shared with it.
         listeners: Its sockets; they stay open here, and with them the connections that wait.
-        on_unreachable: Told the slot of a server that refuses connections, and why.
+        on_trouble: Told of servers that refuse connections or break off.
     """
 
     def __init__(
@@ -47,13 +49,13 @@ class RelayHandle:
         setup: Setup,
         counters: SharedCounters,
         listeners: list[socket.socket],
-        on_unreachable: Callable[[int, str], None],
+        on_trouble: Callable[[Unreachable | BrokeOff], None],
     ) -> None:
         self._setup = setup
         self._counters = counters
         self._listeners = listeners
-        self._on_unreachable = on_unreachable
-        self._table = Table(rows=())
+        self._on_trouble = on_trouble
+        self._table = NO_TABLE
         self._channel: Channel[ToControl] | None = None
         self._is_draining = False
         self._num_running: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -141,8 +143,8 @@ class RelayHandle:
         match message:
             case Listening():
                 self.is_listening.set()
-            case Unreachable():
-                self._on_unreachable(message.slot, message.reason)
+            case Unreachable() | BrokeOff():
+                self._on_trouble(message)
             case Draining():
                 self._set_num_running(message.num_running)
 

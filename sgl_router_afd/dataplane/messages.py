@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from sgl_router_afd.config import RouterConfig
-from sgl_router_afd.readiness import ServerState
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 LENGTH_BYTES = 4
+UNPLACED = "unplaced"  # the state of a server that belongs to no group
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -20,18 +20,43 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
 
 
 class ServerRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One server; its slot is never given to another one."""
+    """One attention server; the load is that of `control.policy.Candidate`.
+
+    A slot is given to another server only when no relay process can count for the one before.
+    """
 
     slot: int
+    server_id: str
     url: str
-    state: ServerState
+    state: str  # a `control.standing.Standing`, or UNPLACED
     reason: str
+    num_reported: int = 0
+    num_in_flight_then: int = 0
+    max_running: int = 0
+    free_kv_tokens: int = 0
+    kv_tokens: int = 0
+
+
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may get the requests for one model, and what becomes of them where nobody may."""
+
+    slots: tuple[int, ...]
+    may_wait: bool = False  # for a server that gets ready by itself
+    http_status: int = 503
+    reason: str = ""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """All servers, in place of those of the table before."""
+    """All servers and models, in place of those of the table before.
+
+    A request whose body says a model that `models` has not gets the row `unknown`; one that says
+    none gets `unnamed`.
+    """
 
     rows: tuple[ServerRow, ...]
+    models: dict[str, ModelRow]
+    unnamed: ModelRow
+    unknown: ModelRow
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -51,6 +76,13 @@ class Unreachable(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_un
     reason: str
 
 
+class BrokeOff(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """This server broke off an answer, or closed the connection without one."""
+
+    slot: int
+    reason: str
+
+
 class Draining(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """The answer to `Drain`: nothing is accepted any more."""
 
@@ -58,7 +90,10 @@ class Draining(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkno
 
 
 ToRelay = Setup | Table | Drain
-ToControl = Listening | Unreachable | Draining
+ToControl = Listening | Unreachable | BrokeOff | Draining
+
+NOBODY = ModelRow(slots=(), may_wait=True, reason="no attention server has joined a group yet")
+NO_TABLE = Table(rows=(), models={}, unnamed=NOBODY, unknown=NOBODY)
 
 _encoder = msgspec.msgpack.Encoder()
 

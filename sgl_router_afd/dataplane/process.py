@@ -20,7 +20,6 @@ from sgl_router_afd.dataplane.messages import (
     Setup,
     Table,
     ToRelay,
-    Unreachable,
 )
 from sgl_router_afd.dataplane.relay import Relay
 from sgl_router_afd.event_loop import new_event_loop
@@ -102,7 +101,7 @@ class _Control:
             setup.config,
             RelayCounters(shared, setup.relay),
             setup.control_path,
-            lambda slot, reason: self.channel.send(Unreachable(slot=slot, reason=reason)),
+            self.channel.send,
         )
 
     def _on_lost(self) -> None:

@@ -8,21 +8,22 @@ import secrets
 from collections.abc import Callable
 
 from sgl_router_afd.config import RouterConfig
+from sgl_router_afd.control.policy import POLICIES
 from sgl_router_afd.dataplane.admission import Admission
 from sgl_router_afd.dataplane.budget import RetryBudget
 from sgl_router_afd.dataplane.checks import Limits
 from sgl_router_afd.dataplane.client import ClientConnection
 from sgl_router_afd.dataplane.counters import RelayCounters
-from sgl_router_afd.dataplane.messages import ServerRow
+from sgl_router_afd.dataplane.messages import BrokeOff, ServerRow, Unreachable
 from sgl_router_afd.dataplane.reading import ReadBuffer
 from sgl_router_afd.dataplane.server import IDLE_CONNECTION_S, Server
 from sgl_router_afd.dataplane.servers import Servers
 from sgl_router_afd.dataplane.waiting import WaitingRoom
-from sgl_router_afd.policy import POLICIES
 
 logger = logging.getLogger(__name__)
 
 LOOK_AT_DEADLINES_S = 0.2
+REPORT_AGAIN_S = 0.2
 
 
 class Relay:
@@ -32,7 +33,7 @@ class Relay:
         config: The router's settings.
         counters: This process's.
         control_path: The Unix socket behind the router's own endpoints.
-        tell_unreachable: Told the slot of a server that refused a connection, and why.
+        tell: Told of servers that refuse connections or break off.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Relay:
         config: RouterConfig,
         counters: RelayCounters,
         control_path: str,
-        tell_unreachable: Callable[[int, str], None],
+        tell: Callable[[Unreachable | BrokeOff], None],
     ) -> None:
         self.config = config
         self.loop = asyncio.get_running_loop()
@@ -63,7 +64,7 @@ class Relay:
             control_path, -1, self.reading, connect_timeout_s=config.connect_timeout_s
         )
         self.is_draining = False
-        self._tell_unreachable = tell_unreachable
+        self._tell = tell
         self._id_prefix = secrets.token_hex(6)
         self._num_ids = 0
 
@@ -78,8 +79,16 @@ class Relay:
             self.counters.add(row + server.slot, amount)
 
     def report_unreachable(self, server: Server, reason: str) -> None:
-        self.servers.mark_unreachable(server, reason)
-        self._tell_unreachable(server.slot, reason)
+        """It refused a connection: nothing goes there until the control process says so."""
+        self.servers.mark_unreachable(server)
+        self._tell(Unreachable(slot=server.slot, reason=reason))
+
+    def report_broken(self, server: Server, reason: str) -> None:
+        """It broke off; one that dies breaks off everything at once, which is news only once."""
+        now_s = self.loop.time()
+        if now_s - server.reported_s >= REPORT_AGAIN_S:
+            server.reported_s = now_s
+            self._tell(BrokeOff(slot=server.slot, reason=reason))
 
     async def watch_deadlines(self) -> None:
         """One look at all connections now and then is cheaper than a timer for each request."""

@@ -1,8 +1,9 @@
-"""A server as one relay process sees it: address, state, idle connections."""
+"""A server as one relay process sees it: address, load, requests, idle connections."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 import time
 from typing import TYPE_CHECKING
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING
 from yarl import URL
 
 from sgl_router_afd.dataplane.upstream import UpstreamConnection, describe
-from sgl_router_afd.readiness import ServerState
 
 if TYPE_CHECKING:
+    from sgl_router_afd.control.policy import Candidate
     from sgl_router_afd.dataplane.exchange import Exchange
     from sgl_router_afd.dataplane.reading import ReadBuffer
 
@@ -29,13 +30,16 @@ class Server:
         slot: Its place in the table and in the counters; -1 for the control process.
     """
 
+    candidate: Candidate  # as the table says; the control process has none
+
     def __init__(
         self, url: str, slot: int, reading: ReadBuffer, *, connect_timeout_s: float
     ) -> None:
         self.url = url
         self.slot = slot
-        self.state = ServerState.UNKNOWN
-        self.reason = ""
+        self.is_out = False  # it refused a connection since the last table
+        self.exchanges: set[Exchange] = set()  # that it has in flight
+        self.reported_s = -math.inf  # when its trouble was told last
         self._reading = reading
         self._connect_timeout_s = connect_timeout_s
         self._idle: list[UpstreamConnection] = []

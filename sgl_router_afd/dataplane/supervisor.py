@@ -12,7 +12,7 @@ from typing import Self
 from sgl_router_afd.config import RouterConfig
 from sgl_router_afd.dataplane.counters import SharedCounters
 from sgl_router_afd.dataplane.handle import RelayHandle
-from sgl_router_afd.dataplane.messages import Setup, Table
+from sgl_router_afd.dataplane.messages import BrokeOff, Setup, Table, Unreachable
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Relays:
         counters: Shared with all of them.
         listeners: For each its sockets.
         control_path: The Unix socket of the router's own endpoints.
-        on_unreachable: Told the slot of a server that refuses connections, and why.
+        on_trouble: Told of servers that refuse connections or break off.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class Relays:
         counters: SharedCounters,
         listeners: list[list[socket.socket]],
         control_path: str,
-        on_unreachable: Callable[[int, str], None],
+        on_trouble: Callable[[Unreachable | BrokeOff], None],
     ) -> None:
         self._handles = [
             RelayHandle(
                 Setup(config=config, relay=relay, control_path=control_path),
                 counters,
                 sockets,
-                on_unreachable,
+                on_trouble,
             )
             for relay, sockets in enumerate(listeners)
         ]

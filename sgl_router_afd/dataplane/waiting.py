@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class WaitingRoom:
-    """Wakes everybody when a server got ready, in the order in which they came."""
+    """Wakes everybody when the table changed, in the order in which they came."""
 
     def __init__(self, timeout_s: float, counters: RelayCounters) -> None:
         self.timeout_s = timeout_s
@@ -32,7 +32,7 @@ class WaitingRoom:
             self._counters.add(HELD, -1)
 
     def wake(self) -> None:
-        """A server is ready."""
+        """Some may have a server now, or nothing to hope for."""
         for exchange in list(self._timers):
             if exchange in self._timers:
                 self.leave(exchange)
