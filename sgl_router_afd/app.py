@@ -5,62 +5,91 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
+from sgl_router_afd.api.routes import add_routes as add_api
 from sgl_router_afd.config import RouterConfig
-from sgl_router_afd.dataplane.counters import IN_FLIGHT, SERVED, SharedCounters
-from sgl_router_afd.endpoints import HEALTH, METRICS, STATUS
+from sgl_router_afd.control.standing import Standing
+from sgl_router_afd.dataplane.counters import SharedCounters
+from sgl_router_afd.endpoints import METRICS, STATUS
+from sgl_router_afd.fleet import Fleet
 from sgl_router_afd.metrics import CONTENT_TYPE, render
-from sgl_router_afd.pool import ServerPool
+from sgl_router_afd.page import add_routes as add_page
+from sgl_router_afd.tables import attention_servers, stands
+from sglang_afd.config import Role
+
+UNHEARD = "unheard"  # the state of a URL of --attn at which no server answered yet
 
 
-def build_app(config: RouterConfig, pool: ServerPool, counters: SharedCounters) -> web.Application:
-    """The application; the caller owns the pool's watchers."""
-    own = _OwnEndpoints(config, pool, counters)
+def build_app(config: RouterConfig, fleet: Fleet, counters: SharedCounters) -> web.Application:
+    """The application; the caller runs the fleet."""
+    own = _OwnEndpoints(config, fleet, counters)
     app = web.Application(client_max_size=config.max_body_bytes)
-    app.router.add_get(HEALTH, own.health)
     app.router.add_get(STATUS, own.status)
     app.router.add_get(METRICS, own.metrics)
+    add_api(app, fleet, config)
+    add_page(app)
     return app
 
 
 class _OwnEndpoints:
-    def __init__(self, config: RouterConfig, pool: ServerPool, counters: SharedCounters) -> None:
+    def __init__(self, config: RouterConfig, fleet: Fleet, counters: SharedCounters) -> None:
         self._config = config
-        self._pool = pool
+        self._fleet = fleet
         self._counters = counters
 
-    async def health(self, _request: web.Request) -> web.Response:
-        """200 while the router lives; the body says whether it can serve."""
-        return _json(
-            {
-                "status": "ok",
-                "num_ready": self._pool.num_ready,
-                "num_servers": len(self._pool.servers),
-            }
-        )
-
     async def status(self, _request: web.Request) -> web.Response:
+        """The attention servers in short; `/afd/v1/groups` has everything."""
+        servers = [*self._registered(), *self._unheard()]
         return _json(
             {
                 "role": "router",
                 "policy": self._config.policy,
-                "num_ready": self._pool.num_ready,
-                "servers": [
-                    {
-                        "url": server.url,
-                        "state": server.state,
-                        "reason": server.reason,
-                        "num_in_flight": self._counters.total(IN_FLIGHT + server.slot),
-                        "num_served": self._counters.total(SERVED + server.slot),
-                        "last_seen_ago_s": self._pool.last_seen_ago_s(server),
-                    }
-                    for server in self._pool.servers
-                ],
+                "num_ready": sum(server["state"] == Standing.SERVING for server in servers),
+                "servers": servers,
             }
         )
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        text = render(self._counters, self._pool.servers)
+        text = render(self._counters, self._fleet)
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+
+    def _registered(self) -> list[dict[str, object]]:
+        plane, now_s = self._fleet.plane, self._fleet.now_s()
+        standing = stands(plane)
+        servers: list[dict[str, object]] = []
+        for entry in attention_servers(plane):
+            stand = standing.get(entry.server_id)
+            traffic = self._fleet.traffic(entry.server_id)
+            heard_s = entry.expires_s - plane.registry.terms.ttl_s
+            servers.append(
+                {
+                    "url": entry.registration.url,
+                    "server_id": entry.server_id,
+                    "state": stand.standing if stand else "unplaced",
+                    "reason": stand.reason
+                    if stand
+                    else plane.groups.homeless.get(entry.server_id, ""),
+                    "num_in_flight": traffic.num_in_flight,
+                    "num_served": traffic.num_served,
+                    "last_seen_ago_s": round(now_s - heard_s, 3),
+                }
+            )
+        return servers
+
+    def _unheard(self) -> list[dict[str, object]]:
+        role_of = dict(self._fleet.statics())
+        return [
+            {
+                "url": url,
+                "server_id": "",
+                "state": UNHEARD,
+                "reason": reason,
+                "num_in_flight": 0,
+                "num_served": 0,
+                "last_seen_ago_s": None,
+            }
+            for url, reason in self._fleet.unheard()
+            if role_of.get(url) is Role.ATTN
+        ]
 
 
 def _json(payload: object) -> web.Response:

@@ -12,9 +12,10 @@ from sgl_router_afd.control.probe import Outcome, ProbeSchedule, ProbeTerms
 from sgl_router_afd.control.ratio import Ratio
 from sgl_router_afd.control.registry import Entry, LeaseTerms, Registry
 from sgl_router_afd.control.routing import Route, route
-from sgl_router_afd.control.standing import is_attached_to
+from sgl_router_afd.control.standing import Standing, is_attached_to
 from sgl_router_afd.control.told import tell
 from sglang_afd.config import Role
+from sglang_afd.errors import ConfigError
 from sglang_afd.protocol.registration import (
     REGISTRATION_VERSION,
     Condition,
@@ -25,6 +26,7 @@ from sglang_afd.protocol.registration import (
 )
 
 MAX_EVENTS = 200
+RETRY_S = 1.0  # after an epoch could not be saved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,9 @@ class ControlPlane:
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._num_in_flight = num_in_flight
         self._said: dict[str, str] = {}  # of each group, what the last event said
+        self._stood: dict[str, Standing] = {}  # of each server with a group
+        self.trouble = ""  # why nothing can be decided, for people
+        self._retry_s: float | None = None
 
     def register(self, registration: Registration, now_s: float) -> Lease:
         """Take a server in.
@@ -85,6 +90,7 @@ class ControlPlane:
         """
         before = {entry.server_id: entry for entry in self.registry}
         entry = self.registry.register(registration, now_s)
+        self._count(entry)
         held = before.get(entry.server_id)
         if held is None or held.boot_id != entry.boot_id:
             self._note(f"{entry.server_id} registered, {_what(entry)}", now_s)
@@ -104,6 +110,8 @@ class ControlPlane:
         lost_before = _lost(known)
         before = _what_decides(known, now_s)
         entry = self.registry.renew(renewal, now_s)
+        if entry.report is renewal.report:
+            self._count(entry)
         if _what_decides(entry, now_s) != before:
             self.update(now_s)
         for boot_id, reason in _lost(entry).items():
@@ -144,7 +152,18 @@ class ControlPlane:
         return is_there
 
     def update(self, now_s: float) -> None:
-        """Let time pass and decide anew; called after every change, and at `next_change_s`."""
+        """Let time pass and decide anew; called after every change, and at `next_change_s`.
+
+        Where an epoch cannot be saved all groups stay as they are, and `trouble` says why.
+        """
+        try:
+            self._decide(now_s)
+        except ConfigError as error:
+            self.trouble, self._retry_s = str(error), now_s + RETRY_S
+        else:
+            self.trouble, self._retry_s = "", None
+
+    def _decide(self, now_s: float) -> None:
         for entry in self.registry.expire(now_s):
             self._note(f"{entry.server_id} is gone: {entry.absence(now_s)}", now_s)
         entries = list(self.registry)
@@ -152,6 +171,7 @@ class ControlPlane:
         self.groups.update(entries, self.probes.proof, now_s)
         if self._follow_attachments(entries, now_s):
             self.groups.update(entries, self.probes.proof, now_s)
+        self._note_stands(now_s)
         for name, view in self.groups.views.items():
             said = f"{name} is {view.stand.state}"
             if self._said.get(name) != said:
@@ -164,6 +184,7 @@ class ControlPlane:
             self.registry.next_change_s(now_s),
             self.groups.next_change_s(now_s),
             self.probes.next_due_s(),
+            self._retry_s,
         )
         return min((when for when in times if when is not None), default=None)
 
@@ -198,6 +219,11 @@ class ControlPlane:
         """What a server would be told now."""
         entry = self.registry.get(server_id)
         return None if entry is None else self._lease(entry)
+
+    def _count(self, entry: Entry) -> None:
+        """Its report came just now, and knows of these requests."""
+        if entry.registration.role is Role.ATTN:
+            entry.num_in_flight_then = self._num_in_flight(entry.server_id)
 
     def _lease(self, entry: Entry) -> Lease:
         told = tell(entry, self.groups, self._num_in_flight)
@@ -243,6 +269,16 @@ class ControlPlane:
             if one is not None and one.registration.role is Role.ATTN:
                 why = f"{entry.server_id} lost {name}: {reason}"
                 self.probes.on_trouble(one.server_id, why, now_s, is_certain=False)
+
+    def _note_stands(self, now_s: float) -> None:
+        stood, self._stood = self._stood, {}
+        for view in self.groups.views.values():
+            for server_id, stand in view.stands.items():
+                self._stood[server_id] = stand.standing
+                # What begins with waiting needs no event: that it registered is one.
+                if stood.get(server_id, Standing.WAITING) is not stand.standing:
+                    why = f": {stand.reason}" if stand.reason else ""
+                    self._note(f"{server_id} is {stand.standing}{why}", now_s)
 
     def _note(self, text: str, now_s: float) -> None:
         self.events.append(Event(time_s=now_s, text=text))

@@ -44,6 +44,7 @@ class Entry:
     expires_s: float
     steady_from_s: float  # it counts as here from then on
     drain_reason: str = ""  # who asked it to drain; "" nobody
+    num_in_flight_then: int = 0  # of this router there, when the report came
 
     @property
     def server_id(self) -> str:

@@ -73,9 +73,8 @@ def _fitting(model: str | None, by_model: dict[str, list[View]]) -> list[View] |
     known = ", ".join(sorted(by_model))
     if model is not None:
         if model not in by_model:
-            return NoRoute(
-                http_status=404, reason=f"there is no model {model!r} here; there is {known}"
-            )
+            what = f"model {model!r}" if model else "such model"
+            return NoRoute(http_status=404, reason=f"there is no {what} here; there is {known}")
         return by_model[model]
     everything = {view.name: view for views in by_model.values() for view in views}
     if len({view.group.shape.fingerprint for view in everything.values()}) > 1:

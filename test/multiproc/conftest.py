@@ -21,6 +21,6 @@ def relay(raw_server: RawServer) -> Iterator[RouterProcess]:
     with RouterProcess(raw_server.url) as router:
         wait_until(
             "the router knows the server",
-            lambda: router.servers()[raw_server.url]["state"] == "ready",
+            lambda: router.servers()[raw_server.url]["state"] == "serving",
         )
         yield router

@@ -23,7 +23,7 @@ FLAGS = (
 @pytest.fixture(scope="module")
 def limited(raw_server: RawServer) -> Iterator[RouterProcess]:
     with RouterProcess(raw_server.url, flags=FLAGS) as router:
-        wait_until("ready", lambda: router.servers()[raw_server.url]["state"] == "ready")
+        wait_until("ready", lambda: router.servers()[raw_server.url]["state"] == "serving")
         yield router
 
 

@@ -27,7 +27,7 @@ async def one_event_then_the_rest(talk: Talk) -> None:
 
 
 def _wait_until_ready(router: RouterProcess, server: RawServer) -> None:
-    wait_until("ready", lambda: router.servers()[server.url]["state"] == "ready")
+    wait_until("ready", lambda: router.servers()[server.url]["state"] == "serving")
 
 
 def _streams(stack: ExitStack, router: RouterProcess, server: RawServer) -> list[Client]:

@@ -36,15 +36,15 @@ def other() -> Iterator[FakeAttn]:
 @pytest.fixture
 def router(attn: FakeAttn) -> Iterator[RouterProcess]:
     with RouterProcess(attn.url) as process:
-        process.wait_for_state(attn, "ready")
+        process.wait_for_state(attn, "serving")
         yield process
 
 
 @pytest.fixture
 def pair(attn: FakeAttn, other: FakeAttn) -> Iterator[RouterProcess]:
     with RouterProcess(attn.url, other.url) as process:
-        process.wait_for_state(attn, "ready")
-        process.wait_for_state(other, "ready")
+        process.wait_for_state(attn, "serving")
+        process.wait_for_state(other, "serving")
         yield process
 
 
@@ -285,8 +285,8 @@ def test_a_request_goes_to_another_server_when_the_chosen_one_refuses_the_connec
 ) -> None:
     flags = ("--status-interval-s", "60")  # the router learns of the death from the request
     with RouterProcess(attn.url, other.url, flags=flags) as router:
-        router.wait_for_state(attn, "ready")
-        router.wait_for_state(other, "ready")
+        router.wait_for_state(attn, "serving")
+        router.wait_for_state(other, "serving")
         attn.stop()
 
         bodies = {router.generate().body for _ in range(4)}
@@ -301,8 +301,8 @@ def test_no_server_at_all_is_a_503_that_names_each_with_its_reason(
     attn.status = {"role": "attn", "state": "starting", "reason": "loading weights"}
     other.stop()
     with RouterProcess(attn.url, other.url) as router:
-        router.wait_for_state(attn, "starting")
-        router.wait_for_state(other, "unreachable")
+        router.wait_for_state(attn, "waiting")
+        router.wait_for_state(other, "unheard")
 
         reply = router.generate()
         models = router.ask("GET", "/v1/models")
@@ -321,10 +321,10 @@ def test_no_server_at_all_is_a_503_that_names_each_with_its_reason(
 def test_a_server_that_starts_after_the_router_gets_traffic(attn: FakeAttn) -> None:
     attn.stop()
     with RouterProcess(attn.url) as router:
-        router.wait_for_state(attn, "unreachable")
+        router.wait_for_state(attn, "unheard")
 
         with FakeAttn(port=attn.port):
-            router.wait_for_state(attn, "ready")
+            router.wait_for_state(attn, "serving")
 
             assert router.generate().status == 200
 
@@ -333,7 +333,7 @@ def test_a_detached_server_gets_no_traffic_until_it_is_ready_again(
     pair: RouterProcess, attn: FakeAttn, other: FakeAttn
 ) -> None:
     attn.status = {"role": "attn", "state": "detached", "reason": "MLP rank 1 is gone"}
-    row = pair.wait_for_state(attn, "detached")
+    row = pair.wait_for_state(attn, "degraded")
 
     for _ in range(4):
         pair.generate()
@@ -342,7 +342,7 @@ def test_a_detached_server_gets_no_traffic_until_it_is_ready_again(
     assert (len(attn.received), len(other.received)) == (0, 4)
 
     attn.status = {"role": "attn", "state": "ready"}
-    pair.wait_for_state(attn, "ready")
+    pair.wait_for_state(attn, "serving")
     for _ in range(4):
         pair.generate()
 
@@ -359,7 +359,7 @@ def test_a_running_stream_outlives_the_detachment_of_its_server(
     response.read1()
 
     attn.status = {"role": "attn", "state": "detached", "reason": "stalled"}
-    router.wait_for_state(attn, "detached")
+    router.wait_for_state(attn, "degraded")
     attn.open_gate()
 
     assert response.read() == b"data: [DONE]\n\n"
@@ -372,8 +372,8 @@ def test_neither_an_mlp_server_nor_a_plain_one_gets_traffic(
     attn.status = {"role": "mlp", "state": "ready"}
     other.status_code = 404
     with RouterProcess(attn.url, other.url) as router:
-        mlp = router.wait_for_state(attn, "unsuitable")
-        plain = router.wait_for_state(other, "unsuitable")
+        mlp = router.wait_for_state(attn, "unheard")
+        plain = router.wait_for_state(other, "unheard")
 
         assert router.generate().status == 503
 
@@ -405,8 +405,8 @@ def test_round_robin_takes_turns_whatever_the_answers_are(attn: FakeAttn, other:
 
     attn.answer = refuse
     with RouterProcess(attn.url, other.url, flags=("--policy", "round_robin")) as router:
-        router.wait_for_state(attn, "ready")
-        router.wait_for_state(other, "ready")
+        router.wait_for_state(attn, "serving")
+        router.wait_for_state(other, "serving")
 
         statuses = [router.generate().status for _ in range(6)]
 
@@ -418,7 +418,7 @@ def test_a_body_over_the_limit_is_a_413_and_reaches_no_server(
     attn: FakeAttn, is_chunked: bool
 ) -> None:
     with RouterProcess(attn.url, flags=("--max-body-bytes", "1000")) as router:
-        router.wait_for_state(attn, "ready")
+        router.wait_for_state(attn, "serving")
         connection = router.connect()
         body = iter([b"x" * 1001]) if is_chunked else b"x" * 1001
 
@@ -518,7 +518,7 @@ def test_sigterm_lets_a_running_stream_finish_and_leaves_no_process(
 def test_sigterm_cuts_a_stream_that_outlasts_the_shutdown_timeout(attn: FakeAttn) -> None:
     attn.answer = two_events
     with RouterProcess(attn.url, flags=("--shutdown-timeout-s", "0.05")) as router:
-        router.wait_for_state(attn, "ready")
+        router.wait_for_state(attn, "serving")
         connection = router.connect()
         connection.request("POST", "/generate", b"{}")
         response = connection.getresponse()

@@ -7,7 +7,6 @@ lives in a thread of the test process, where a test can look at what it heard.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import socket
 import struct
@@ -17,9 +16,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from fake_registration import ONE_TOKEN, REGISTRATION_PATH, FakeRegistration, is_pair_probe
 from raw_http import Malformed, Message, NeedMore, chunk, read_request
 
-STATUS_PATH = b"/afd/v1/status"
 ANSWER = re.compile(rb"[?&]answer=([\w.-]+)")
 DEAF = b"case=deaf"  # in a target: the body is read once the gate is open
 CASE = re.compile(rb"[?&]case=([\w.-]+)")
@@ -87,7 +86,7 @@ class RawServer:
     )
     host: str = "127.0.0.1"
     port: int = 0
-    seen: list[Message] = field(default_factory=list)  # whole requests, polls left out
+    seen: list[Message] = field(default_factory=list)  # whole requests, polls and probes left out
     malformed: list[tuple[str, bytes]] = field(default_factory=list)  # why, and the bytes
     left: list[bytes] = field(default_factory=list)  # targets whose client left before the end
     num_sent_bytes: int = 0  # answers to polls left out
@@ -136,6 +135,7 @@ class RawServer:
         self._loop = asyncio.get_running_loop()
         self._stopped, self.gate = asyncio.Event(), asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._registration = FakeRegistration()
         server = await asyncio.start_server(self._connect, self.host, self.port, backlog=1024)
         (listener,) = server.sockets
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
@@ -186,8 +186,11 @@ class RawServer:
                 return
 
     async def _answer(self, talk: Talk, reader: asyncio.StreamReader) -> None:
-        if talk.request.target.partition(b"?")[0] == STATUS_PATH:
-            talk.writer.write(whole(json.dumps(self.status).encode()))
+        if talk.request.target == REGISTRATION_PATH.encode():
+            talk.writer.write(whole(self._registration.body(self.port, self.status)))
+            return
+        if any(is_pair_probe(value.decode()) for value in talk.request.values("x-request-id")):
+            talk.writer.write(whole(ONE_TOKEN))
             return
         self.seen.append(talk.request)
         name = ANSWER.search(talk.request.target)

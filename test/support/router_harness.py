@@ -1,6 +1,6 @@
 """A router process and the attention servers it relays to, as router tests need them.
 
-The servers are real HTTP servers with real `/afd/v1/status` endpoints; only their generation is
+The servers are real HTTP servers with real `/afd/v1/registration` endpoints; only their generation is
 scripted. They live in a thread of the test process, where a test can hold and inspect them.
 """
 
@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
+from fake_registration import ONE_TOKEN, REGISTRATION_PATH, FakeRegistration, is_pair_probe
 
 DEADLINE_S = 20.0
 Answer = Callable[["FakeAttn", web.Request], Awaitable[web.StreamResponse]]
@@ -54,7 +55,7 @@ class FakeAttn:
 
     answer: Answer = answer_ok
     status: dict[str, Any] = field(
-        default_factory=lambda: {"role": "attn", "state": "ready", "reason": "", "more": [1]}
+        default_factory=lambda: {"role": "attn", "state": "ready", "reason": ""}
     )
     status_code: int = 200
     port: int = 0
@@ -96,7 +97,8 @@ class FakeAttn:
     async def _serve(self, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
         app = web.Application(client_max_size=2**30)
-        app.router.add_get("/afd/v1/status", self._answer_status)
+        self._registration = FakeRegistration()
+        app.router.add_get(REGISTRATION_PATH, self._answer_poll)
         app.router.add_route("*", "/{path:.*}", self._answer)
         runner = web.AppRunner(
             app, auto_decompress=False, handler_cancellation=True, shutdown_timeout=0.01
@@ -109,11 +111,14 @@ class FakeAttn:
         await self._stop.wait()
         await runner.cleanup()
 
-    async def _answer_status(self, _request: web.Request) -> web.Response:
+    async def _answer_poll(self, _request: web.Request) -> web.Response:
         self.num_polls += 1
-        return web.json_response(self.status, status=self.status_code)
+        body = self._registration.body(self.port, self.status)
+        return web.Response(body=body, status=self.status_code)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if is_pair_probe(request.headers.get("X-Request-Id", "")):
+            return web.Response(body=ONE_TOKEN)
         self.received.append(
             Received(
                 method=request.method,

@@ -514,8 +514,10 @@ def test_what_happened_is_told_as_events() -> None:
 
     texts = [event.text for event in plane.events]
     assert texts[0] == "mlp-0 registered, MLP rank 0 of 1 at http://mlp-0:30000"
-    assert texts[-2:] == [
+    assert texts[-4:] == [
+        "attn-0 is serving",
         "group-1 is ready: 1 of 1 attention servers serve",
+        "attn-0 is degraded: stalled: gone",
         "group-1 is degraded: attn-0 is degraded (stalled: gone)",
     ]
 

@@ -1,0 +1,106 @@
+"""Makes the fleet of one router process, and runs what it needs: timers, polls, probes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from sgl_router_afd.config import RouterConfig
+from sgl_router_afd.control import persist
+from sgl_router_afd.control.epochs import Epochs
+from sgl_router_afd.control.persist import Floors
+from sgl_router_afd.control.plane import ControlPlane, Probe
+from sgl_router_afd.control.ratio import parse_ratio
+from sgl_router_afd.control.registry import LeaseTerms
+from sgl_router_afd.dataplane.counters import SharedCounters
+from sgl_router_afd.fleet import Fleet
+from sgl_router_afd.pair_probe import make_probe
+from sgl_router_afd.polling import polling
+from sgl_router_afd.traffic import SAMPLE_S, TrafficBook
+from sglang_afd.config import Role
+
+
+def open_fleet(config: RouterConfig, counters: SharedCounters) -> Fleet:
+    """The fleet, which has been told of nobody yet; to be called in the event loop.
+
+    Raises:
+        ConfigError: The state file cannot be read or written.
+    """
+    clock = time.monotonic
+    book = TrafficBook(counters, clock)
+    boot_id = uuid.uuid4().hex[:16]
+    plane = ControlPlane(
+        boot_id,
+        _open_epochs(config.state_file),
+        started_s=clock(),
+        ratio=parse_ratio(config.ratio),
+        lease_terms=_lease_terms(config.lease_s),
+        num_in_flight=book.num_in_flight,
+    )
+    loop = asyncio.get_running_loop()
+    fleet = Fleet(plane, book, counters, boot_id=boot_id, clock=clock, call_later=loop.call_later)
+    for role, urls in ((Role.MLP, config.mlp_urls), (Role.ATTN, config.attn_urls)):
+        for url in urls:
+            fleet.add_static(url, role)
+    return fleet
+
+
+@asynccontextmanager
+async def running(
+    fleet: Fleet, session: aiohttp.ClientSession, config: RouterConfig
+) -> AsyncIterator[None]:
+    """Poll, probe and count while the body runs; a bug in one of these ends the body too."""
+    timeout_s = fleet.plane.probes.terms.timeout_s
+
+    async def probe(one: Probe) -> None:
+        outcome, detail = await make_probe(
+            one, session, api_key=config.api_key, timeout_s=timeout_s
+        )
+        fleet.on_probe_end(one, outcome, detail)
+
+    async with polling(fleet.static, session, config), asyncio.TaskGroup() as group:
+        tasks = {group.create_task(_sample(fleet))}
+
+        def start_probe(one: Probe) -> None:
+            task = group.create_task(probe(one))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        fleet.probe_with(start_probe)
+        try:
+            yield
+        finally:
+            fleet.close()
+            for task in tasks:
+                task.cancel()
+
+
+def _open_epochs(path: str) -> Epochs:
+    if not path:
+        return Epochs(Floors(), lambda floors: None)
+    file = Path(path)
+    floors = persist.load(file)
+    persist.save(file, floors)  # what cannot be written is known now, and not at the first change
+
+    def save(floors: Floors) -> None:
+        # In the loop: an epoch is on the disk before anybody hears of it, and requests go through
+        # other processes.
+        persist.save(file, floors)
+
+    return Epochs(floors, save)
+
+
+def _lease_terms(lease_s: float) -> LeaseTerms:
+    return LeaseTerms(ttl_s=lease_s, renew_s=lease_s / 3, grace_s=lease_s)
+
+
+async def _sample(fleet: Fleet) -> None:
+    while True:
+        fleet.sample()
+        await asyncio.sleep(SAMPLE_S)

@@ -1,0 +1,188 @@
+"""Servers that do not register themselves: what they answer, put to the control plane (no I/O).
+
+The router asks each of them what it would register with, and registers and renews on its behalf. So
+there is one way in, and one set of states.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from sgl_router_afd.control.plane import ControlPlane
+from sgl_router_afd.control.registry import Entry
+from sglang_afd.config import Role
+from sglang_afd.errors import ProtocolError, Refused
+from sglang_afd.protocol.paths import REGISTRATION_PATH
+from sglang_afd.protocol.registration import (
+    REGISTRATION_VERSION,
+    Lease,
+    Registration,
+    Renewal,
+    decode_to_router,
+)
+
+FLAG_OF = {Role.ATTN: "--attn", Role.MLP: "--mlp"}
+
+
+@dataclass(kw_only=True)
+class StaticServer:
+    """One URL that the router was given; changed only by `StaticServers`."""
+
+    url: str
+    role: Role
+    reason: str = "not asked yet"  # why it is not there; of the last answer
+    server_id: str = ""  # of its last answer
+    boot_id: str = ""
+    lease: Lease | None = None  # what the router got on its behalf
+    is_refusing: bool = False  # the last connection was refused
+
+
+class StaticServers:
+    """Takes the answers, and tells the control plane.
+
+    Args:
+        plane: Registers them.
+        clock: The plane's.
+        changed: Called after anything that changed the plane.
+    """
+
+    def __init__(
+        self, plane: ControlPlane, clock: Callable[[], float], changed: Callable[[], None]
+    ) -> None:
+        self._plane = plane
+        self._clock = clock
+        self._changed = changed
+        self._servers: dict[str, StaticServer] = {}
+        self._on_urls: Callable[[], None] = lambda: None
+
+    def on_urls(self, call: Callable[[], None]) -> None:
+        """Call this whenever a URL is added or removed."""
+        self._on_urls = call
+
+    def all(self) -> tuple[StaticServer, ...]:
+        return tuple(self._servers.values())
+
+    def add(self, role: Role, url: str) -> bool:
+        """Ask this URL from now on; returns whether it is new."""
+        if url in self._servers:
+            return False
+        self._servers[url] = StaticServer(url=url, role=role)
+        self._on_urls()
+        return True
+
+    def remove(self, url: str) -> bool:
+        """Ask it no more; returns whether it was asked. Its lease is left to the caller."""
+        if self._servers.pop(url, None) is None:
+            return False
+        self._on_urls()
+        return True
+
+    def url_of(self, server_id: str) -> str:
+        """The URL of the server whose lease is one that was taken on its behalf; else empty."""
+        entry = self._plane.registry.get(server_id)
+        for static in self._servers.values():
+            if entry is not None and static.server_id == server_id and _holds(static, entry):
+                return static.url
+        return ""
+
+    def unheard(self) -> tuple[tuple[str, str], ...]:
+        """URL and reason of each that is not registered now."""
+        return tuple(
+            (static.url, static.reason)
+            for static in self._servers.values()
+            if self._is_away(static)
+        )
+
+    def on_answer(self, static: StaticServer, http_status: int, body: bytes) -> None:
+        """The server answered; never raises, whatever it sent."""
+        static.is_refusing = False
+        try:
+            registration = _read(static, http_status, body)
+            self._take(static, registration)
+        except (Refused, ProtocolError) as error:
+            static.reason = str(error)
+        else:
+            static.reason = ""
+
+    def on_refusal(self, static: StaticServer, reason: str) -> None:
+        """No connection can be had. That is news once, not at every poll."""
+        static.reason = reason
+        if not static.is_refusing:
+            static.is_refusing = True
+            if self.url_of(static.server_id):
+                self._plane.on_trouble(static.server_id, reason, self._clock(), is_certain=True)
+                self._changed()
+
+    def on_silence(self, static: StaticServer, reason: str) -> None:
+        """It left a question unanswered: its lease runs out if that goes on."""
+        static.reason = reason
+
+    def _take(self, static: StaticServer, registration: Registration) -> None:
+        now_s, lease = self._clock(), static.lease
+        entry = self._plane.registry.get(registration.server_id)
+        is_held = entry is not None and entry.boot_id == registration.boot_id
+        if is_held and entry is not None and not _holds(static, entry):
+            # It registers by itself, or another URL leads to it.
+            static.server_id, static.boot_id = registration.server_id, registration.boot_id
+            return
+        if is_held and lease is not None:
+            static.lease = self._plane.renew(_renewal(registration, lease), now_s)
+        else:
+            told = lease if registration.boot_id == static.boot_id else None
+            if told is not None:
+                # As the server would say itself: what it was told last.
+                registration = msgspec.structs.replace(
+                    registration, group=told.group, epoch=told.epoch
+                )
+            static.lease = self._plane.register(registration, now_s)
+            static.server_id, static.boot_id = registration.server_id, registration.boot_id
+        self._changed()
+
+    def _is_away(self, static: StaticServer) -> bool:
+        entry = self._plane.registry.get(static.server_id)
+        return entry is None or entry.boot_id != static.boot_id
+
+
+def _holds(static: StaticServer, entry: Entry) -> bool:
+    return static.lease is not None and static.lease.lease_id == entry.lease_id
+
+
+def _read(static: StaticServer, http_status: int, body: bytes) -> Registration:
+    """The registration in an answer, with the URL that this router was given.
+
+    Raises:
+        ProtocolError: There is none, or it is of the other role.
+        Refused: It is of another version.
+    """
+    if http_status == 404:
+        raise ProtocolError(
+            f"not an sglang-afd server (or an older one): it has no {REGISTRATION_PATH}; start it "
+            f"with python -m sglang_afd.launch_server --role {static.role}"
+        )
+    if http_status != 200:
+        said = body[:200].decode(errors="replace")
+        raise ProtocolError(f"GET {REGISTRATION_PATH} answered {http_status}, wanted 200: {said}")
+    message = decode_to_router(body)
+    if not isinstance(message, Registration):
+        raise ProtocolError(f"GET {REGISTRATION_PATH} answered something else than a registration")
+    if message.role is not static.role:
+        raise ProtocolError(
+            f"its role is {message.role!s}, and {FLAG_OF[static.role]} is for servers of role "
+            f"{static.role!s}; give it with {FLAG_OF[message.role]}"
+        )
+    return msgspec.structs.replace(message, url=static.url)
+
+
+def _renewal(registration: Registration, lease: Lease) -> Renewal:
+    return Renewal(
+        version=REGISTRATION_VERSION,
+        server_id=registration.server_id,
+        boot_id=registration.boot_id,
+        lease_id=lease.lease_id,
+        sent_at_s=time.time(),
+        report=registration.report,
+    )
