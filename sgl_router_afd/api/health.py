@@ -5,9 +5,11 @@ from __future__ import annotations
 from aiohttp import web
 
 from sgl_router_afd.api.answers import ApiError, json_answer
-from sgl_router_afd.api.needs import Fleet
 from sgl_router_afd.api.shapes import GroupReadiness, HealthAnswer, ReadinessAnswer
 from sgl_router_afd.control.standing import GroupState
+from sgl_router_afd.fleet import Fleet
+from sgl_router_afd.tables import attention_servers
+from sglang_afd.config import Role
 
 MAX_REASONS = 8
 
@@ -26,9 +28,10 @@ class HealthDesk:
         """200 while the router lives; the body says whether it can serve."""
         plane = self._fleet.plane
         num_ready = sum(len(view.with_traffic()) for view in plane.groups.views.values())
-        return json_answer(
-            HealthAnswer(status="ok", num_ready=num_ready, num_servers=len(plane.registry))
-        )
+        role_of = dict(self._fleet.statics())
+        num_unheard = sum(role_of[url] is Role.ATTN for url, _ in self._fleet.unheard())
+        num_servers = len(attention_servers(plane)) + num_unheard
+        return json_answer(HealthAnswer(status="ok", num_ready=num_ready, num_servers=num_servers))
 
     async def readiness(self, _request: web.Request) -> web.Response:
         """200 while some group gets requests, else 503 with everybody's reasons."""

@@ -162,7 +162,7 @@ class HealthAnswer(Shape, frozen=True):
 
     status: str
     num_ready: int  # attention servers that get requests
-    num_servers: int
+    num_servers: int  # attention servers that the router knows, those that never answered too
 
 
 class GroupReadiness(Shape, frozen=True):

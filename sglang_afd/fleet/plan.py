@@ -11,7 +11,7 @@ from pathlib import Path
 from sglang_afd.fleet.config import LaunchConfig
 from sglang_afd.fleet.on_gpus import OnGpus
 from sglang_afd.fleet.spec import ServerSpec
-from sglang_afd.protocol.paths import STATUS_PATH
+from sglang_afd.protocol.paths import HEALTH_PATH, STATUS_PATH
 
 SERVER_HOST = "127.0.0.1"
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -69,14 +69,16 @@ class Plan:
         return ",".join(self._url(place) for place in places)
 
     def _router(self) -> ServerSpec:
-        first, last = self.config.mlp, self.config.mlp + self.config.attn
+        num_mlp, num_attn = self.config.mlp, self.config.attn
+        spares = range(num_mlp + num_attn, num_mlp + num_attn + self.config.spares)
         argv = [self.python, "-m", "sgl_router_afd.launch_router"]
-        argv += ["--attn", *(self._url(place) for place in range(first, last))]
+        argv += ["--attn", *(self._url(place) for place in range(num_mlp, num_mlp + num_attn))]
+        argv += ["--mlp", *(self._url(place) for place in (*range(num_mlp), *spares))]
         argv += ["--host", self.config.host, "--port", str(self.config.port)]
         return ServerSpec(
             name="router",
             argv=(*argv, *self.config.router_args),
-            status_url=router_url(self.config) + STATUS_PATH,
+            status_url=router_url(self.config) + HEALTH_PATH,
             stop_stage=STOP_STAGES["router"],
         )
 

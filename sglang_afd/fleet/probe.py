@@ -63,7 +63,7 @@ async def _what_is_missing(session: aiohttp.ClientSession, url: str) -> str:
 def missing_from(status: Any) -> str:
     """What a status answer says is not there yet; empty when nothing is.
 
-    Attention and MLP servers have a state, the router lists its servers with theirs.
+    Attention and MLP servers have a state, the router counts its attention servers.
     """
     match status:
         case {"state": "ready" | "spare"}:
@@ -71,8 +71,8 @@ def missing_from(status: Any) -> str:
         case {"state": str(state), **rest}:
             reason = rest.get("reason")
             return f"{state} ({reason})" if reason else state
-        case {"servers": list(servers)}:
-            num_ready = sum(not missing_from(server) for server in servers)
-            return "" if num_ready == len(servers) else f"{num_ready} of {len(servers)} connected"
+        case {"num_ready": int(num_ready), "num_servers": int(num_servers)}:
+            is_whole = 0 < num_ready == num_servers
+            return "" if is_whole else f"{num_ready} of {num_servers} connected"
         case _:
             return "answering something else than a status"

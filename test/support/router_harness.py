@@ -1,7 +1,7 @@
 """A router process and the attention servers it relays to, as router tests need them.
 
-The servers are real HTTP servers with real `/afd/v1/registration` endpoints; only their generation is
-scripted. They live in a thread of the test process, where a test can hold and inspect them.
+The servers are real HTTP servers that register as real ones do; only their generation is scripted.
+They live in a thread of the test process, where a test can hold and inspect them.
 """
 
 from __future__ import annotations

@@ -167,8 +167,9 @@ def test_the_router_is_reached_on_an_address_of_this_host(host: str, url: str) -
         ({"role": "mlp", "state": "loading", "reason": "rank 1"}, "loading (rank 1)"),
         ({"state": "starting"}, "starting"),
         ({"state": "detached", "reason": "no MLP server"}, "detached (no MLP server)"),
-        ({"servers": [{"state": "ready"}, {"state": "unknown"}]}, "1 of 2 connected"),
-        ({"servers": [{"state": "ready"}]}, ""),
+        ({"status": "ok", "num_ready": 1, "num_servers": 2}, "1 of 2 connected"),
+        ({"status": "ok", "num_ready": 0, "num_servers": 0}, "0 of 0 connected"),
+        ({"status": "ok", "num_ready": 2, "num_servers": 2}, ""),
         (None, "answering something else than a status"),
     ],
 )
