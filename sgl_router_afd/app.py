@@ -49,6 +49,7 @@ class _OwnEndpoints:
         )
 
     async def metrics(self, _request: web.Request) -> web.Response:
+        """The router's metrics in the Prometheus text format."""
         text = render(self._counters, self._fleet)
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 

@@ -14,11 +14,11 @@ import msgspec
 from aiohttp import web
 
 from sgl_router_afd.api.answers import ApiError, decode, json_answer, read_body
-from sgl_router_afd.api.needs import Fleet
 from sgl_router_afd.api.shapes import Decision
 from sgl_router_afd.control.policy import POLICIES, Candidate
 from sgl_router_afd.control.prefix import prefix_key
 from sgl_router_afd.control.routing import Candidates, Hold, NoRoute
+from sgl_router_afd.fleet import Fleet
 
 MAX_ROUTE_BODY_BYTES = 4 * 1024 * 1024
 

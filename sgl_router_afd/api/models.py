@@ -11,10 +11,10 @@ import msgspec
 from aiohttp import web
 
 from sgl_router_afd.api.answers import json_answer
-from sgl_router_afd.api.needs import Fleet
 from sgl_router_afd.api.shapes import ModelCard, ModelsAnswer
 from sgl_router_afd.control.groups import View
 from sgl_router_afd.control.registry import Entry
+from sgl_router_afd.fleet import Fleet
 
 logger = logging.getLogger(__name__)
 

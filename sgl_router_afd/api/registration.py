@@ -8,7 +8,7 @@ from typing import assert_never
 from aiohttp import web
 
 from sgl_router_afd.api.answers import JSON, ApiError, read_body
-from sgl_router_afd.api.needs import Fleet
+from sgl_router_afd.fleet import Fleet
 from sgl_router_afd.keys import Key
 from sglang_afd.errors import ProtocolError, Refused
 from sglang_afd.protocol.registration import (

@@ -14,7 +14,6 @@ from sgl_router_afd.api.endpoint import Access, Endpoint
 from sgl_router_afd.api.guard import Guard, guarding
 from sgl_router_afd.api.health import HealthDesk
 from sgl_router_afd.api.models import ModelDesk, session_of
-from sgl_router_afd.api.needs import Fleet
 from sgl_router_afd.api.openapi import document
 from sgl_router_afd.api.registration import RegistrationDesk
 from sgl_router_afd.api.servers import ServerDesk
@@ -36,6 +35,7 @@ from sgl_router_afd.api.shapes import (
 )
 from sgl_router_afd.api.workers import WorkerDesk
 from sgl_router_afd.config import RouterConfig
+from sgl_router_afd.fleet import Fleet
 from sglang_afd.protocol.registration import Decline, Lease, ToRouter
 
 SERVERS = "/afd/v1/servers"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from aiohttp import web
 
 from sgl_router_afd.api.answers import ApiError, decode, json_answer, read_body
-from sgl_router_afd.api.needs import Fleet
 from sgl_router_afd.api.shapes import DrainAnswer, DrainRequest, RemovedAnswer
 from sgl_router_afd.api.view import groups_answer, placed_server, servers_answer
 from sgl_router_afd.config import RouterConfig
 from sgl_router_afd.control.registry import Entry
+from sgl_router_afd.fleet import Fleet
 
 MAX_DRAIN_BODY_BYTES = 16 * 1024
 
@@ -36,8 +36,11 @@ class ServerDesk:
         return json_answer(placed_server(self._fleet, self._entry(request)))
 
     async def remove(self, request: web.Request) -> web.Response:
-        entry = self._entry(request)
-        forget(self._fleet, entry)
+        fleet, entry = self._fleet, self._entry(request)
+        if fleet.is_static(entry.server_id):
+            fleet.remove_static(entry.registration.url)
+        fleet.plane.remove(entry.server_id, fleet.now_s())
+        fleet.changed()
         return json_answer(RemovedAnswer(server_id=entry.server_id))
 
     async def drain_server(self, request: web.Request) -> web.Response:
@@ -76,14 +79,6 @@ class ServerDesk:
         if entry is None:
             raise ApiError(404, f"there is no server {server_id!r}; GET /afd/v1/servers lists them")
         return entry
-
-
-def forget(fleet: Fleet, entry: Entry) -> None:
-    """Have the router forget a server, and ask it no more if it did."""
-    if fleet.is_static(entry.server_id):
-        fleet.remove_static(entry.registration.url)
-    fleet.plane.remove(entry.server_id, fleet.now_s())
-    fleet.changed()
 
 
 async def _drain_reason(request: web.Request) -> str:

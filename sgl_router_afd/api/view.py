@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-from sgl_router_afd.api.needs import Fleet
 from sgl_router_afd.api.shapes import (
     UNPLACED,
     VERSION,
@@ -23,6 +22,7 @@ from sgl_router_afd.api.shapes import (
 from sgl_router_afd.config import RouterConfig
 from sgl_router_afd.control.groups import View
 from sgl_router_afd.control.registry import Entry
+from sgl_router_afd.fleet import Fleet
 from sglang_afd import __version__
 
 Stand = tuple[str, str]  # a standing and its reason

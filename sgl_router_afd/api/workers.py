@@ -13,8 +13,6 @@ import msgspec
 from aiohttp import web
 
 from sgl_router_afd.api.answers import ApiError, decode, json_answer, read_body
-from sgl_router_afd.api.needs import Fleet
-from sgl_router_afd.api.servers import forget
 from sgl_router_afd.api.shapes import (
     JobStatus,
     WorkerAccepted,
@@ -26,6 +24,7 @@ from sgl_router_afd.api.shapes import (
 from sgl_router_afd.api.view import stand_of
 from sgl_router_afd.control.registry import Entry
 from sgl_router_afd.control.standing import Standing
+from sgl_router_afd.fleet import Fleet
 from sglang_afd.config import Role
 from sglang_afd.protocol.registration import Url
 
@@ -84,16 +83,12 @@ class WorkerDesk:
     async def delete(self, request: web.Request) -> web.Response:
         worker = self._find(request.match_info["worker_id"])
         fleet, url = self._fleet, worker.url
+        fleet.remove_static(url)
+        message = "the router asks it no more; requests that it has go on"
         entry = self._entry_at(url)
-        if url in dict(fleet.statics()):
-            if entry is not None and fleet.is_static(entry.server_id):
-                forget(fleet, entry)
-            fleet.remove_static(url)
-            message = "the router asks it no more; requests that it has go on"
-        else:
-            assert entry is not None, f"worker {worker.id} is neither registered nor static"
+        if entry is not None:
             fleet.plane.drain(entry.server_id, DRAIN_REASON, fleet.now_s())
-            message = "it registered itself, so it drains: it gets no new requests, and leaves"
+            message = "it registered itself, so it drains: it gets no new requests, and finishes"
         fleet.changed()
         return _accepted(url, message)
 

@@ -16,6 +16,7 @@ def add_routes(app: web.Application) -> None:
     document = load()
 
     async def page(request: web.Request) -> web.Response:
+        """The status page, for people."""
         return _answer(document, request)
 
     app.router.add_get(PATH, page)
