@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from sglang_afd.mlp.device_units import RunsOnDevice
 from sglang_afd.mlp.row_buckets import RowBuckets
@@ -81,7 +80,7 @@ def capture(
             # NOTE: torch.cuda.graph() would empty torch's cache before each of a thousand captures.
             graph = torch.cuda.CUDAGraph()
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            rows = exchange.pull(bucket, weights_ahead=_ahead(exchange, experts, layer_id, bucket))
+            rows = exchange.pull(bucket)
             exchange.push(experts.run_on_device(layer_id, rows), bucket)
             graph.capture_end()
             graphs[layer_id, bucket] = graph
@@ -114,15 +113,6 @@ def capture_nothing() -> torch.cuda.CUDAGraph:
     graph.replay()
     torch.cuda.synchronize()
     return graph
-
-
-def _ahead(
-    exchange: UnitExchange, experts: RunsOnDevice, layer_id: int, bucket: int
-) -> Tensor | None:
-    """Weights to read while rows are gathered; not where few experts are needed."""
-    num_choices = bucket * exchange.topk_ids.shape[1]
-    is_every_expert_needed = num_choices >= 2 * exchange.expert_counts.shape[1]  # six of seven
-    return experts.weights_read_first(layer_id) if is_every_expert_needed else None
 
 
 def _replay_once(exchange: UnitExchange, graphs: Graphs) -> None:

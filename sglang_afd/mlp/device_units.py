@@ -19,9 +19,6 @@ class RunsOnDevice(Protocol):
     def run_on_device(self, layer_id: int, rows: Rows) -> Tensor:
         """This rank's share of one layer's expert sum, [T, H]; only launches kernels."""
 
-    def weights_read_first(self, layer_id: int) -> Tensor:
-        """What the first kernel of an expert run reads, in its order."""
-
 
 class Exchanges(Protocol):
     """What is needed of `UnitExchange`."""

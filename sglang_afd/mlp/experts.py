@@ -17,7 +17,6 @@ from sglang_afd.upstream.moe import (
     FusedMoE,
     StandardDispatchOutput,
     StandardTopKOutput,
-    first_weights,
     limit_deep_gemm,
     prepare_for_device_rows,
 )
@@ -125,10 +124,6 @@ class Experts:
             return _run_layer(
                 self.layers[layer_id], rows.hidden_states, rows.topk_ids, rows.topk_weights
             )
-
-    def weights_read_first(self, layer_id: int) -> Tensor:
-        """Gate and up projections of one layer's experts, expert by expert."""
-        return first_weights(self.layers[layer_id])
 
     def check_device(self) -> None:
         """Can `run_on_device` be used?

@@ -10,7 +10,6 @@ from sglang.srt.layers.moe.token_dispatcher import StandardDispatchOutput
 from sglang.srt.layers.moe.token_dispatcher.base import BaseDispatcher, DispatchOutputFormat
 from sglang.srt.layers.moe.topk import StandardTopKOutput, TopKOutput, TopKOutputChecker
 from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase, QuantizationConfig
-from torch import Tensor
 
 MOE_CLASS_HOOK = "sglang.srt.layers.moe.ep_moe.layer.get_moe_impl_class"
 
@@ -28,7 +27,6 @@ __all__ = [
     "StandardTopKOutput",
     "TopKOutput",
     "TopKOutputChecker",
-    "first_weights",
     "limit_deep_gemm",
     "prepare_for_device_rows",
 ]
@@ -51,12 +49,6 @@ def prepare_for_device_rows(layer: FusedMoE) -> str | None:
         layer.moe_runner_config.num_experts = None
     layer.moe_runner_config.inplace = False
     return None
-
-
-def first_weights(layer: FusedMoE) -> Tensor:
-    """Gate and up projections, [experts, 2 I, H] or as its quantisation lays them out."""
-    weights: Tensor = layer.w13_weight
-    return weights
 
 
 def limit_deep_gemm(num_sms: int) -> AbstractContextManager[None]:

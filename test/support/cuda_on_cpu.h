@@ -249,8 +249,6 @@ inline unsigned to_e4m3(float f) {
   return (__builtin_signbit(f) ? 0x80 : 0) | min(code, largest);
 }
 
-inline unsigned long long prefetched_bytes, prefetched_from, prefetched_to;
-
 }  // namespace on_cpu
 
 // CUDA's own functions.
@@ -335,12 +333,6 @@ inline uint4 read_host(const void* p) {
   return {words[0], words[1], words[2], words[3]};
 }
 inline void prefetch(const void*) {}
-inline void prefetch_bulk(const void* p, unsigned num_bytes) {
-  const auto from = (unsigned long long)p, to = from + num_bytes;
-  if (!on_cpu::prefetched_bytes || from < on_cpu::prefetched_from) on_cpu::prefetched_from = from;
-  if (!on_cpu::prefetched_bytes || to > on_cpu::prefetched_to) on_cpu::prefetched_to = to;
-  on_cpu::prefetched_bytes += num_bytes;
-}
 inline unsigned short to_bf16(float f) { return on_cpu::to_16_bits(f, 8); }
 inline unsigned short to_f16(float f) { return on_cpu::to_16_bits(f, 5); }
 inline float from_f16(unsigned short v) {
@@ -358,13 +350,6 @@ inline unsigned f16x2_from_e4m3x2(unsigned short pair) {
     return to_f16((v & 0x7f) == 0x7f ? __builtin_nanf("") : on_cpu::widen(v, 4, 3));
   };
   return (unsigned)widened(pair & 0xff) | (unsigned)widened(pair >> 8) << 16;
-}
-
-// How many bytes prefetch_bulk() has asked for since the last call, where they begin and end.
-extern "C" void take_prefetched(unsigned long long* taken) {
-  taken[0] = on_cpu::prefetched_bytes, taken[1] = on_cpu::prefetched_from;
-  taken[2] = on_cpu::prefetched_to;
-  on_cpu::prefetched_bytes = 0;
 }
 
 #define KERNEL(name)                                                                             \

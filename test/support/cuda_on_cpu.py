@@ -26,7 +26,6 @@ from torch import Tensor
 from sglang_afd.transport.cuda_ipc.kernels import definitions
 from sglang_afd.transport.cuda_ipc.layout import PAGE_BYTES
 
-L2_BYTES = 256 << 10
 _CAPABILITY = (9, 0)  # of the GPU whose every feature is there
 _HERE = Path(__file__).parent
 _KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__maxnreg__\(\d+\)\s*)?(\w+)\(')
@@ -78,12 +77,6 @@ class Kernels:
                 raise RuntimeError(f"{name}: {error.decode()}")
 
         return launch
-
-    def take_prefetched(self) -> tuple[int, int, int]:
-        """Bytes that were asked for in bulk since the last call, where they begin and end."""
-        taken = (ctypes.c_uint64 * 3)()
-        self._library.take_prefetched(taken)
-        return taken[0], taken[1], taken[2]
 
 
 # What stands in for the names of `driver`.
@@ -187,7 +180,6 @@ class HostTorch:
         Event=Stream,
         Stream=Stream,
         current_stream=lambda device=0: Stream(),
-        get_device_properties=lambda device: SimpleNamespace(L2_cache_size=L2_BYTES),
         stream=lambda stream: nullcontext(),
         synchronize=lambda device=0: None,
     )

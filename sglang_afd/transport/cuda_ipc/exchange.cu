@@ -15,6 +15,7 @@ typedef unsigned short u16;
 
 #define SPINS_BEFORE_SLEEP 8192
 #define SPINS_PER_LOOK 32  // between two looks at the word that ends a wait early
+#define SPINS_PER_HOST_LOOK 1024  // at the same in host memory, for half a millisecond
 
 // What a kernel of the MLP side found wrong; units.py has the words for it.
 #define ERROR_HEADER 1u
@@ -54,9 +55,6 @@ __device__ __forceinline__ uint4 read_host(const void* p) {
 __device__ __forceinline__ void prefetch(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
-__device__ __forceinline__ void prefetch_bulk(const void* p, u32 num_bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(p), "r"(num_bytes));
-}
 
 __device__ __forceinline__ u16 to_bf16(float f) {
   u16 v;
@@ -85,15 +83,18 @@ __device__ __forceinline__ u32 f16x2_from_e4m3x2(u16 pair) {
 }
 #endif
 
-// Polls `word` until it is `wanted`; false when `*alive` stopped being `living` first.
-// `used_next` is kept in L2.
+// Polls `word` until it is `wanted`; false when `*alive` stopped being `living` first, or when the
+// host set `*is_aborted`, if there is such a word. `used_next` is kept in L2.
 __device__ __forceinline__ bool wait_for(const u32* word, u32 wanted, const u32* alive, u32 living,
-                                         const void* used_next) {
+                                         const void* used_next, const u32* is_aborted) {
   for (u32 spins = 0;; spins++) {
     if (load_acquire(word) == wanted) return true;
     if (spins % SPINS_PER_LOOK == SPINS_PER_LOOK - 1) {
       prefetch(used_next);
       if (load_relaxed(alive) != living) return false;
+      if (is_aborted && spins % SPINS_PER_HOST_LOOK == SPINS_PER_HOST_LOOK - 1 &&
+          load_relaxed(is_aborted))
+        return false;
     }
     if (spins > SPINS_BEFORE_SLEEP) __nanosleep(200);
   }
@@ -231,8 +232,11 @@ extern "C" __global__ void afd_dispatch(u32* control, u32* words, u32* doorbell,
   if (row == 0 && lane == 0) prefetch(words), prefetch(words + BLOCKS_DONE);
   // NOTE: every block goes on to count itself below, whatever the host does to the link meanwhile.
   const bool is_attached = load_relaxed(control + LINK) == ATTACHED;
+  // All that the last block writes is read by now, in the time that the rows take.
   const u32* step = control + STEP_WORDS;
-  const u32 rows_of_step = step[4];
+  const u32 rows_of_step = step[4], step_low = step[0], step_high = step[1];
+  const u32 kind = step[2], num_micro_batches = step[3];
+  const u32 epoch_low = control[EPOCH], epoch_high = control[EPOCH + 1], seq = words[0] + 1;
   const u32 left = rows_of_step > first_row ? rows_of_step - first_row : 0;
   const u32 num_rows = left < gridDim.x ? left : gridDim.x;
   if (is_attached && row < num_rows) {
@@ -252,21 +256,23 @@ extern "C" __global__ void afd_dispatch(u32* control, u32* words, u32* doorbell,
   }
   if (!is_last_block(words + BLOCKS_DONE) || lane != 0) return;
   if (num_rows == 0 || load_relaxed(control + LINK) != ATTACHED) return;
-  words[HEADER + 0] = control[EPOCH], words[HEADER + 1] = control[EPOCH + 1];
-  words[HEADER + 2] = step[0], words[HEADER + 3] = step[1];
+  words[HEADER + 0] = epoch_low, words[HEADER + 1] = epoch_high;
+  words[HEADER + 2] = step_low, words[HEADER + 3] = step_high;
   words[HEADER + 4] = layer_id, words[HEADER + 5] = micro_batch_id;
   words[HEADER + 6] = num_rows;
-  words[HEADER + 7] = step[2], words[HEADER + 8] = step[3];
+  words[HEADER + 7] = kind, words[HEADER + 8] = num_micro_batches;
   store_relaxed(words + NUM_REPLIED, 0);
   store_relaxed(words + ALL_REPLIED, 0);
-  store_release(words, words[0] + 1);
+  store_release(words, seq);
   if (rings) ring(words, doorbell);
 }
 
-// One warp; ends when every rank has replied, or when the link is no longer attached.
-extern "C" __global__ void afd_wait(const u32* control, const u32* words) {
+// One warp; ends when every rank has replied, when the link is no longer attached, or when the host
+// says so in a word of its own: a host that frees GPU memory holds up every launch until the wait is
+// over, so no kernel could end it.
+extern "C" __global__ void afd_wait(const u32* control, const u32* words, const u32* is_aborted) {
   if (threadIdx.x == 0 && load_relaxed(control + LINK) == ATTACHED)
-    wait_for(words + ALL_REPLIED, 1, control + LINK, ATTACHED, words);
+    wait_for(words + ALL_REPLIED, 1, control + LINK, ATTACHED, words, is_aborted);
 }
 
 // Adds the partial sums in rank order into those of rank 0, in float32.
@@ -336,6 +342,8 @@ struct Unit {
 struct Planned {    // of a member, as the plan kernel left it; `words` is 0 when it is dead
   u8 *states, *scales, *ids, *weights, *reply;
   u32* words;
+  const u32* control;             // of its slab
+  u32 epoch_low, epoch_high;      // under which it is served
   u32 peer, is_fp8, first, stop;  // rows of the unit, first .. stop - 1
 };
 struct Plan {
@@ -363,13 +371,22 @@ extern "C" __global__ void __maxnreg__(32)
       const Peer* peer = peers + member.x;
       u8* base = peer->slab + member.y * peer->slot_bytes;
       const u32* words = (const u32*)base;
+      Planned* planned = plan->members + i;
+      planned->states = base + peer->states, planned->scales = base + peer->scales;
+      planned->ids = base + peer->ids, planned->weights = base + peer->weights;
+      planned->reply = base + peer->reply;
+      planned->control = (const u32*)peer->slab - CONTROL_WORDS;
+      planned->epoch_low = peer->epoch_low, planned->epoch_high = peer->epoch_high;
+      planned->peer = member.x, planned->is_fp8 = peer->is_fp8;
       bool is_here = load_relaxed(&peer->is_alive) == 1 &&
-                     wait_for(words, member.w, &peer->is_alive, 1, peer) &&
-                     load_relaxed(&peer->is_alive) == 1;
+                     wait_for(words, member.w, &peer->is_alive, 1, peer, 0);
       if (is_here) {
         num_rows = load_relaxed(words + HEADER + 6);
         const u32 got_layer_id = load_relaxed(words + HEADER + 4);
-        if (got_layer_id != layer_id || num_rows != member.z) {
+        is_here = load_relaxed(&peer->is_alive) == 1;
+        if (!is_here) {
+          num_rows = 0;
+        } else if (got_layer_id != layer_id || num_rows != member.z) {
           store_relaxed(error + 1, member.x), store_relaxed(error + 2, layer_id);
           store_relaxed(error + 3, got_layer_id), store_relaxed(error + 4, num_rows);
           store_release(error, got_layer_id != layer_id ? ERROR_HEADER : ERROR_ROWS);
@@ -377,11 +394,7 @@ extern "C" __global__ void __maxnreg__(32)
         }
       }
       if (piece_rows < num_rows) num_rows = piece_rows;
-      Planned* planned = plan->members + i;
-      planned->states = base + peer->states, planned->scales = base + peer->scales;
-      planned->ids = base + peer->ids, planned->weights = base + peer->weights;
-      planned->reply = base + peer->reply, planned->words = is_here ? (u32*)base : 0;
-      planned->peer = member.x, planned->is_fp8 = peer->is_fp8;
+      planned->words = is_here ? (u32*)base : 0;
     }
     __syncwarp();
     u32 stop = num_rows;
@@ -413,29 +426,11 @@ __device__ __forceinline__ const Planned* member_of(const Plan* plan, u32 row) {
   return member;
 }
 
-// Asks for the first bytes of the weights that are read next; the memory has nothing else to do while
-// rows are gathered and sorted.
-__device__ __forceinline__ void read_ahead(const u8* weights, u64 num_bytes, u32 first, u32 number) {
-#if WITH_BULK_PREFETCH
-  const u64 chunk = 16384, step = (u64)number * chunk;
-  for (u64 at = (u64)first * chunk; at + chunk <= num_bytes; at += step)
-    prefetch_bulk(weights + at, (u32)chunk);
-#endif
-}
-
-// One block for each row of the bucket: rows, weights, and ids as this rank counts its experts. What
-// blocks there are beyond them read ahead.
-extern "C" __global__ void afd_pull(const Plan* plan, u32 bucket, const u8* weights_ahead,
-                                    u64 bytes_ahead, uint4* to_states,
-                                    u32* to_ids, u32* to_weights, u64* expert_counts,
-                                    u32 vectors_per_row, u32 top_k, u32 first_expert,
-                                    u32 num_experts) {
+// One block for each row of the bucket: rows, weights, and ids as this rank counts its experts.
+extern "C" __global__ void afd_pull(const Plan* plan, uint4* to_states, u32* to_ids,
+                                    u32* to_weights, u64* expert_counts, u32 vectors_per_row,
+                                    u32 top_k, u32 first_expert, u32 num_experts) {
   const u32 row = blockIdx.x, lane = threadIdx.x;
-  if (row >= bucket) {
-    read_ahead(weights_ahead, bytes_ahead, (row - bucket) * blockDim.x + lane,
-               (gridDim.x - bucket) * blockDim.x);
-    return;
-  }
   if (row >= plan->num_rows) {
     for (u32 i = lane; i < top_k; i += blockDim.x) {
       to_ids[(u64)row * top_k + i] = 0xffffffffu;
@@ -485,38 +480,47 @@ extern "C" __global__ void afd_pull(const Plan* plan, u32 bucket, const u8* weig
   }
 }
 
+// Whom to tell that a member's rows are answered.
+struct Answered {
+  u32* words;
+  const u32 *control, *is_alive;
+  u32 epoch_low, epoch_high;
+};
+__device__ __forceinline__ Answered answered(const Plan* plan, const Peer* peers, u32 i) {
+  const Planned* member = plan->members + i;
+  Answered found = {member->words, member->control, &peers[member->peer].is_alive,
+                    member->epoch_low, member->epoch_high};
+  return found;
+}
+// NOTE: a server that attached anew meanwhile hears from this rank under its new epoch only.
+__device__ __forceinline__ void tell(Answered to) {
+  if (!to.words) return;
+  const u32 is_alive = load_relaxed(to.is_alive), num_ranks = load_relaxed(to.control + NUM_RANKS);
+  const u32 epoch_low = load_relaxed(to.control + EPOCH);
+  const u32 epoch_high = load_relaxed(to.control + EPOCH + 1);
+  if (is_alive != 1 || epoch_low != to.epoch_low || epoch_high != to.epoch_high) return;
+  if (num_ranks == 1 || add_acq_rel(to.words + NUM_REPLIED, 1) + 1 == num_ranks)
+    store_release(to.words + ALL_REPLIED, 1);
+}
+
 // One block for each row of the bucket: partial sums into the members' slots; then their replies.
 extern "C" __global__ void afd_push(Plan* plan, const Peer* peers, const uint4* partial, u32* done,
                                     u32 vectors_per_row) {
-  const u32 row = blockIdx.x;
-  if (row == 0)
-    for (u32 i = threadIdx.x; i < plan->num_members; i += blockDim.x) {
-      const Peer* peer = peers + plan->members[i].peer;
-      prefetch(peer), prefetch(&peer->is_alive);
-      prefetch(peer->slab - CONTROL_WORDS * 4);
-    }
+  const u32 row = blockIdx.x, lane = threadIdx.x;
+  const u32 num_told = plan->is_last_piece ? plan->num_members : 0;
+  Answered first = {};
+  if (lane < num_told) first = answered(plan, peers, lane);
+  if (row == 0 && lane < num_told) prefetch(first.control), prefetch(first.is_alive);
   if (row < plan->num_rows) {
     const Planned* member = member_of(plan, row);
     const u64 target = row - member->first + plan->first_row;
     uint4* to = (uint4*)member->reply + target * vectors_per_row;
     const uint4* from = partial + (u64)row * vectors_per_row;
-    for (u32 i = threadIdx.x; i < vectors_per_row; i += blockDim.x) to[i] = from[i];
+    for (u32 i = lane; i < vectors_per_row; i += blockDim.x) to[i] = from[i];
   }
   if (!is_last_block(&plan->blocks_done)) return;
-  for (u32 i = threadIdx.x; plan->is_last_piece && i < plan->num_members; i += blockDim.x) {
-    const Planned* member = plan->members + i;
-    const Peer* peer = peers + member->peer;
-    if (!member->words || load_relaxed(&peer->is_alive) != 1) continue;
-    const u32* control = (const u32*)peer->slab - CONTROL_WORDS;
-    u32* words = member->words;
-    // NOTE: a server that attached anew meanwhile hears from this rank under its new epoch only.
-    if (load_relaxed(control + EPOCH) != peer->epoch_low ||
-        load_relaxed(control + EPOCH + 1) != peer->epoch_high)
-      continue;
-    const u32 num_ranks = load_relaxed(control + NUM_RANKS);
-    if (num_ranks == 1 || add_acq_rel(words + NUM_REPLIED, 1) + 1 == num_ranks)
-      store_release(words + ALL_REPLIED, 1);
-  }
+  for (u32 i = lane; i < num_told; i += blockDim.x)
+    tell(i == lane ? first : answered(plan, peers, i));
   __syncthreads();
-  if (threadIdx.x == 0) store_relaxed(done, plan->ticket);
+  if (lane == 0) store_relaxed(done, plan->ticket);
 }

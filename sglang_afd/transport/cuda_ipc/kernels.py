@@ -15,7 +15,6 @@ VECTOR_BYTES = 16
 WARP = 32
 MAX_BLOCK = 256
 _FP8_CAPABILITY = (8, 9)  # the first with instructions for e4m3
-_BULK_CAPABILITY = (9, 0)  # the first that reads kilobytes into L2 with one instruction
 
 POINTER, U32, U64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
 
@@ -38,7 +37,6 @@ def definitions(dtype: str, capability: tuple[int, int]) -> dict[str, int]:
     dtypes = {f"DTYPE_{name.upper()}": int(name == dtype) for name in layout.ITEMSIZES}
     return dtypes | {
         "WITH_FP8": int(capability >= _FP8_CAPABILITY),
-        "WITH_BULK_PREFETCH": int(capability >= _BULK_CAPABILITY),
         "CONTROL_WORDS": layout.PAGE_BYTES // 4,
         "DOORBELL_LINE_WORDS": layout.DOORBELL_LINE_BYTES // 4,
         "LINK": layout.LINK,

@@ -30,6 +30,8 @@ NUM_STEP_WORDS = 5  # step (2), kind, micro-batches, rows
 # Words of a slot; a line of its own for each that is polled.
 REQUEST_SEQ, HEADER = 0, 1
 BLOCKS_DONE, NUM_REPLIED, ALL_REPLIED, NUM_RINGS = 32, 64, 96, 112
+# A word of the doorbell page, behind the lines of all slots: the host's own, to end every wait.
+ABORTED_AT = DOORBELL_BYTES // 4 - 1
 NUM_HEADER_WORDS = 10  # sequence, epoch (2), step (2), layer, micro-batch, rows, kind, number
 
 _POWERS = tuple(31**power for power in reversed(range(1 + NUM_HEADER_WORDS)))

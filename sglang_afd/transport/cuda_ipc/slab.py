@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 
@@ -44,6 +45,7 @@ class Slab:
         self._memory = driver.SharedMemory(shape.num_bytes, device)
         self._page = driver.SharedPage(layout.DOORBELL_BYTES, device)
         self.fds = (self._memory.export(), self._page.descriptor)
+        self._page_words = memoryview(mmap.mmap(self.fds[1], layout.DOORBELL_BYTES)).cast("I")
         self._control_lock = threading.Lock()
         self._control_stream = own_stream(device, is_urgent=True)  # it ends waits
         self._stream = self._control_stream.cuda_stream
@@ -76,14 +78,17 @@ class Slab:
     def abort(self) -> None:
         """End every wait and send nothing more, until `detach`.
 
+        Under WaitPolicy.MEMOP it waits in turn for a thread that frees GPU memory behind a wait.
         NOTE: call it again until the step has ended; a dispatch that was on its way when the link
         word changed may have occupied its slot after this.
         """
+        self._page_words[layout.ABORTED_AT] = 1  # first: a launch may have to wait for the wait
         self._set_link(LinkWord.ABORTED)
 
     def detach(self) -> None:
         """Forget what is pending, while no step runs."""
         self._set_link(LinkWord.DETACHED)
+        self._page_words[layout.ABORTED_AT] = 0
 
     def num_replied(self, slot: int) -> int:
         """How many ranks have replied to what is in a slot."""
@@ -96,6 +101,7 @@ class Slab:
         if self._page.address:
             torch.cuda.synchronize(self.device)
             self._replies.clear()
+            self._page_words.release()
             os.close(self.fds[0])
             self._page.close()
             self._memory.close()
@@ -199,7 +205,8 @@ class Slab:
         if self._policy is WaitPolicy.MEMOP:
             driver.wait_value(stream, words + layout.ALL_REPLIED * 4, 1)
         else:
-            waits = kernels.arguments((base, POINTER), (words, POINTER))
+            aborted = self._page.address + layout.ABORTED_AT * 4
+            waits = kernels.arguments((base, POINTER), (words, POINTER), (aborted, POINTER))
             driver.launch(self._module.function("afd_wait"), stream, 1, kernels.WARP, waits)
         if self.shape.max_ranks > 1:
             num_vectors = num_rows * self.shape.row_bytes // VECTOR_BYTES

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sglang_afd.transport.base import Rows
 from sglang_afd.transport.cuda_ipc import driver, kernels
-from sglang_afd.transport.cuda_ipc.kernels import POINTER, U32, U64, VECTOR_BYTES
+from sglang_afd.transport.cuda_ipc.kernels import POINTER, U32, VECTOR_BYTES
 from sglang_afd.transport.cuda_ipc.peer_table import PeerTable
 from sglang_afd.transport.cuda_ipc.unit_ring import (
     ERROR_AT,
@@ -21,8 +21,7 @@ from sglang_afd.transport.cuda_ipc.unit_ring import (
     UnitRing,
 )
 
-_AHEAD_BLOCKS = 8  # of `pull`, beside one for each row
-_PLANNED_BYTES = 64
+_PLANNED_BYTES = 80
 
 
 class UnitExchange(UnitRing):
@@ -62,7 +61,6 @@ class UnitExchange(UnitRing):
         self._block = kernels.block_of(self._vectors)
         self._module = kernels.module(table.device, str(dtype).removeprefix("torch."))
         device = f"cuda:{table.device}"
-        self._l2_bytes = torch.cuda.get_device_properties(table.device).L2_cache_size
         self.max_unit_rows = max_unit_rows
         self.hidden_states = torch.zeros(max_unit_rows, hidden_size, dtype=dtype, device=device)
         self.topk_ids = torch.full((max_unit_rows, top_k), -1, dtype=torch.int32, device=device)
@@ -85,22 +83,17 @@ class UnitExchange(UnitRing):
         )
         torch.cuda.current_stream(table.device).synchronize()
 
-    def pull(self, bucket: int, *, weights_ahead: Tensor | None = None) -> Rows:
+    def pull(self, bucket: int) -> Rows:
         """Wait for the members' rows and gather them; capturable.
 
         Args:
             bucket: Rows that the buffers are laid out for.
-            weights_ahead: What is read after this; as much of it as half of L2 holds is read into
-                L2 meanwhile, when this GPU has an instruction for it.
 
         Returns: Views of the first `bucket` rows of the staging buffers, with ids as this rank
             counts its experts; -1 where a choice is not ours, and in rows beyond the unit's.
         """
         table = self._peers
         stream = driver.current_stream(table.device)
-        bytes_ahead = 0
-        if weights_ahead is not None:
-            bytes_ahead = min(weights_ahead.nbytes, self._l2_bytes // 2)
         driver.launch(
             self._module.function("afd_plan"),
             stream,
@@ -119,13 +112,10 @@ class UnitExchange(UnitRing):
         driver.launch(
             self._module.function("afd_pull"),
             stream,
-            bucket + (_AHEAD_BLOCKS if bytes_ahead else 0),
+            bucket,
             self._block,
             kernels.arguments(
                 (self._plan.data_ptr(), POINTER),
-                (bucket, U32),
-                (weights_ahead.data_ptr() if weights_ahead is not None else 0, POINTER),
-                (bytes_ahead, U64),
                 (self.hidden_states.data_ptr(), POINTER),
                 (self.topk_ids.data_ptr(), POINTER),
                 (self.topk_weights.data_ptr(), POINTER),

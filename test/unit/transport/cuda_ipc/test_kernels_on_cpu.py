@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sglang_afd.protocol.messages import Dispatch, Kind
 from sglang_afd.transport.cuda_ipc import kernels, layout, peer_table, slab, units
-from sglang_afd.transport.cuda_ipc.layout import EVERY_ROW, SlabShape, WaitPolicy
+from sglang_afd.transport.cuda_ipc.layout import EVERY_ROW, LinkWord, SlabShape, WaitPolicy
 from sglang_afd.transport.cuda_ipc.slab import Slab
 
 DTYPES = ["bfloat16", "float16", "float32"]
@@ -177,7 +177,7 @@ def test_a_dispatch_that_is_not_attached_leaves_its_slot_as_it_was(
     _send(made, 0, 3, inputs)
     made.combine(0, 7)
 
-    assert torch.equal(seen.copy(), before) and not seen.line.any()
+    assert torch.equal(seen.copy(), before) and not seen.line[: layout.ABORTED_AT].any()
     made.detach()
     made.attach(EPOCH, 1)
     _send(made, 0, 3, inputs)
@@ -426,21 +426,6 @@ def test_rows_in_fp8_are_pulled_as_the_model_has_them(gpu: Gpu, dtype: str) -> N
     assert torch.equal(rows.hidden_states[:20], wanted.view(20, -1).to(getattr(torch, dtype)))
 
 
-@pytest.mark.parametrize("num_bytes", [0, 16384, 5 * 16384 + 100, 400 << 10])
-def test_whole_chunks_of_what_is_read_next_are_asked_for_once(gpu: Gpu, num_bytes: int) -> None:
-    rank = Rank(make_shape(), weigh)
-    weights = torch.zeros(num_bytes, dtype=torch.uint8)
-    rank.exchange.submit(3, [])
-    made = gpu.kernels(0, "bfloat16")
-
-    rank.exchange.pull(16, weights_ahead=weights)
-
-    wanted = min(num_bytes, cuda_on_cpu.L2_BYTES // 2) // 16384 * 16384
-    asked, begin, end = made.take_prefetched()
-    assert asked == wanted
-    assert not wanted or (begin, end) == (weights.data_ptr(), weights.data_ptr() + wanted)
-
-
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 def test_only_the_last_rank_completes_an_exchange(gpu: Gpu, order: Sequence[int]) -> None:
     shape = make_shape(max_ranks=3)
@@ -561,6 +546,35 @@ def test_an_abort_ends_the_wait(gpu: Gpu) -> None:
     assert len(seen.doorbells.rung()) == 1  # of before the abort
 
 
+def test_an_abort_ends_the_wait_while_nothing_can_be_launched(gpu: Gpu) -> None:
+    made, _ = gpu.attached(make_shape(), num_ranks=1)
+    inputs = make_rows(made.shape, 8, seed=15)
+    _send(made, 0, 3, inputs)
+    thread = _beside(lambda: made.combine(0, 8))
+    launch, launched_after = made._set_link, []
+
+    def launch_after_the_wait(link: LinkWord) -> None:
+        thread.join(5.0)
+        launched_after.append(not thread.is_alive())
+        launch(link)
+
+    made._set_link = launch_after_the_wait  # type: ignore[method-assign,assignment]
+    made.abort()
+
+    made._set_link = launch  # type: ignore[method-assign]
+    thread.join(PATIENCE_S)
+    assert launched_after == [True]
+    made.detach()
+    made.attach(EPOCH + 1, 1)
+    _send(made, 0, 3, inputs)
+    thread = _beside(lambda: made.combine(0, 8))
+    thread.join(1.0)
+    is_waiting = thread.is_alive()  # as any wait does
+    made.abort()
+    thread.join(PATIENCE_S)
+    assert is_waiting
+
+
 def test_a_wait_ends_with_the_reply(gpu: Gpu) -> None:
     rank = Rank(make_shape(), weigh)
     made, (index,) = gpu.attached(make_shape(), [rank])
@@ -604,8 +618,8 @@ def test_steps_go_through_all_layers(gpu: Gpu, dtype: str, num_ranks: int) -> No
 
 FAULTS: dict[str, tuple[str, str, Callable[[Gpu], None]]] = {
     "a reply after every piece": (
-        "plan->is_last_piece && i < plan",
-        "i < plan",
+        "plan->is_last_piece ? plan->num_members : 0",
+        "plan->num_members",
         test_pieces_of_an_exchange_are_answered_after_the_last,
     ),
     "a piece that begins at the first row": (
@@ -647,9 +661,14 @@ FAULTS: dict[str, tuple[str, str, Callable[[Gpu], None]]] = {
         "+ 1 <= num_ranks",
         functools.partial(test_only_the_last_rank_completes_an_exchange, order=(0, 1, 2)),
     ),
+    "the host's word is not looked at": (
+        "if (is_aborted && spins",
+        "if (false && spins",
+        test_an_abort_ends_the_wait_while_nothing_can_be_launched,
+    ),
     "half of the epoch is compared": (
-        "!= peer->epoch_high",
-        "!= load_relaxed(control + EPOCH + 1)",
+        "|| epoch_high != to.epoch_high",
+        "",
         functools.partial(
             test_a_rank_of_an_epoch_that_is_over_does_not_answer, epoch=EPOCH + (1 << 32)
         ),
@@ -665,8 +684,8 @@ FAULTS: dict[str, tuple[str, str, Callable[[Gpu], None]]] = {
         ),
     ),
     "who has died meanwhile is answered": (
-        "if (!member->words || load_relaxed(&peer->is_alive) != 1) continue;",
-        "if (!member->words) continue;",
+        "if (is_alive != 1 || epoch_low",
+        "if (epoch_low",
         test_who_dies_before_the_answer_is_not_answered,
     ),
     "a dispatch that is not attached counts one block too few": (
