@@ -78,9 +78,6 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except ApiError as error:
         return _error_answer(error.http_status, str(error), error.headers)
-    except AfdError as error:
-        logger.error("%s %s failed: %s", request.method, request.path, error)
-        return _error_answer(503, str(error))
     except web.HTTPNotFound:
         return _error_answer(404, f"there is no {request.path} here; see GET /openapi.json")
     except web.HTTPMethodNotAllowed as error:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from sgl_router_afd.api.endpoint import Access, Endpoint
 from sgl_router_afd.api.shapes import ErrorAnswer
-from sgl_router_afd.endpoints import RELAYED_GET, RELAYED_POST
+from sgl_router_afd.endpoints import RELAYED, RELAYED_POST
 from sglang_afd import __version__
 from sglang_afd.protocol.signature import SIGNATURE_HEADER
 
@@ -154,9 +154,9 @@ def _other_routes(app: web.Application) -> Iterable[tuple[str, str, str]]:
 
 def _add_relayed(paths: Paths) -> None:
     text = "Relayed byte for byte to an attention server of the request's model; see SGLang's API"
-    for method, relayed in (("post", RELAYED_POST), ("get", RELAYED_GET)):
-        for path in relayed:
-            paths.setdefault(path, {}).setdefault(method, _plain_operation(text, path))
+    for path in RELAYED:
+        method = "post" if path in RELAYED_POST else "get"
+        paths.setdefault(path, {}).setdefault(method, _plain_operation(text, path))
 
 
 def _portable(value: Any) -> Any:

@@ -48,6 +48,14 @@ def test_a_router_that_is_not_ready_says_what_everybody_lacks() -> None:
         assert reason in readiness.error
 
 
+def test_a_router_that_cannot_save_its_epochs_says_so() -> None:
+    with serving() as api:
+        api.plane.trouble = "--state-file /x cannot be written: No space left on device"
+        readiness = api.ask("GET", "/readiness")
+
+    assert "nothing can be decided: --state-file /x cannot be written" in readiness.error
+
+
 def test_reasons_have_a_bound() -> None:
     with serving() as api:
         for index in range(20):

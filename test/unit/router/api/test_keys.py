@@ -79,7 +79,9 @@ def test_the_list_of_models_needs_the_client_key_and_not_the_admin_key() -> None
         admin = api.ask("GET", "/v1/models", headers=bearer("root-key"))
         client = api.ask("GET", "/v1/models", headers=bearer("sk-1"))
 
-    assert (without.status, admin.status, client.status) == (401, 401, 200)
+        head = api.ask("HEAD", "/v1/models")
+
+    assert (without.status, admin.status, client.status, head.status) == (401, 401, 200, 401)
 
 
 def test_other_paths_below_afd_v1_are_guarded_too() -> None:
