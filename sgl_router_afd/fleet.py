@@ -19,8 +19,8 @@ from sglang_afd.config import Role
 
 logger = logging.getLogger(__name__)
 
-COALESCE_S = 0.02  # changes that come within it make one table
-MAX_SHARE = 0.05  # of this process's time that tables may take; many servers report often
+COALESCE_S = 0.02  # loads that are reported within it make one table
+MAX_SHARE = 0.05  # of this process's time that tables of loads may take; servers report often
 
 
 class Timer(Protocol):
@@ -64,7 +64,9 @@ class Fleet:
         self._table = NO_TABLE
         self._flush_timer: Timer | None = None
         self._plane_timer: Timer | None = None
-        self._last_flush_cost_s = 0.0
+        self._flushed_s = 0.0  # when the last table was made
+        self._flush_cost_s = 0.0  # and what it took
+        self._num_decisions = -1  # of the plane, when a table was asked for last
         self._is_closed = False
         self._trouble = ""
         self._last_event: Event | None = None
@@ -87,9 +89,18 @@ class Fleet:
 
     def changed(self) -> None:
         """Tell everybody soon that the plane was changed, and look when it changes by itself."""
-        if self._flush_timer is None and not self._is_closed:
-            wait_s = max(COALESCE_S, self._last_flush_cost_s / MAX_SHARE)
-            self._flush_timer = self._call_later(wait_s, self._flush)
+        is_decided = self.plane.num_decisions != self._num_decisions
+        if self._is_closed or (self._flush_timer is not None and not is_decided):
+            return
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+        # Numbers alone can wait a little for others; where requests go cannot.
+        rest_s = (
+            self._flush_cost_s if is_decided else max(COALESCE_S, self._flush_cost_s / MAX_SHARE)
+        )
+        wait_s = max(0.0, self._flushed_s + rest_s - self._clock())
+        self._num_decisions = self.plane.num_decisions
+        self._flush_timer = self._call_later(wait_s, self._flush)
 
     def close(self) -> None:
         """Publish and decide nothing more."""
@@ -172,7 +183,7 @@ class Fleet:
             self._table = table
             self._publish(table)
         self._arm()
-        self._last_flush_cost_s = time.perf_counter() - began_s
+        self._flushed_s, self._flush_cost_s = self._clock(), time.perf_counter() - began_s
 
     def _start_probes(self) -> None:
         if self._start_probe is not None:

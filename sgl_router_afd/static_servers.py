@@ -104,13 +104,13 @@ class StaticServers:
             registration = _read(static, http_status, body)
             self._take(static, registration)
         except (Refused, ProtocolError) as error:
-            static.reason = str(error)
+            self._say(static, str(error))
         else:
-            static.reason = ""
+            self._say(static, "")
 
     def on_refusal(self, static: StaticServer, reason: str) -> None:
         """No connection can be had. That is news once, not at every poll."""
-        static.reason = reason
+        self._say(static, reason)
         if not static.is_refusing:
             static.is_refusing = True
             if self.url_of(static.server_id):
@@ -119,7 +119,12 @@ class StaticServers:
 
     def on_silence(self, static: StaticServer, reason: str) -> None:
         """It left a question unanswered: its lease runs out if that goes on."""
-        static.reason = reason
+        self._say(static, reason)
+
+    def _say(self, static: StaticServer, reason: str) -> None:
+        if static.reason != reason:
+            static.reason = reason
+            self._changed()
 
     def _take(self, static: StaticServer, registration: Registration) -> None:
         now_s, lease = self._clock(), static.lease

@@ -79,6 +79,7 @@ class ControlPlane:
         self._num_in_flight = num_in_flight
         self._said: dict[str, str] = {}  # of each group, what the last event said
         self._stood: dict[str, Standing] = {}  # of each server with a group
+        self.num_decisions = 0  # grows whenever something but loads may have changed
         self.trouble = ""  # why nothing can be decided, for people
         self._retry_s: float | None = None
 
@@ -164,6 +165,7 @@ class ControlPlane:
             self.trouble, self._retry_s = "", None
 
     def _decide(self, now_s: float) -> None:
+        self.num_decisions += 1
         for entry in self.registry.expire(now_s):
             self._note(f"{entry.server_id} is gone: {entry.absence(now_s)}", now_s)
         entries = list(self.registry)

@@ -223,11 +223,14 @@ class RouterProcess:
         status = json.loads(self.ask("GET", "/afd/v1/status").body)
         return {server["url"]: server for server in status["servers"]}
 
-    def wait_for_state(self, fake: FakeAttn, state: str) -> dict[str, Any]:
-        """Return the router's row for the server once it is in the state."""
-        wait_until(
-            f"{fake.url} is {state}", lambda: bool(self.servers()[fake.url]["state"] == state)
-        )
+    def wait_for_state(self, fake: FakeAttn, state: str, reason: str = "") -> dict[str, Any]:
+        """Return the router's row for the server once it is in the state, with such a reason."""
+
+        def is_so() -> bool:
+            row = self.servers()[fake.url]
+            return row["state"] == state and reason in row["reason"]
+
+        wait_until(f"{fake.url} is {state}", is_so)
         return self.servers()[fake.url]
 
     def stop(self) -> int:
