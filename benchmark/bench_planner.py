@@ -1,0 +1,89 @@
+"""Signed error of the planner on a file of public measurements, fitted on one context only.
+
+python benchmark/bench_planner.py --data FILE --fit 8192
+
+The last line is JSON. Positive errors: predicted slower than measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from provenance import commit
+
+from sglang_afd.errors import ConfigError
+from sglang_afd.planner.constants import NAMES, PRIORS
+from sglang_afd.planner.fit import Fit
+from sglang_afd.planner.records import read_collection
+from sglang_afd.planner.validate import Compared, fit_and_compare, summarize
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table and its summary."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="JSON file of the public schema")
+    parser.add_argument("--fit", type=float, required=True, help="context to fit on, in tokens")
+    options = parser.parse_args(arguments)
+    try:
+        collection = read_collection(options.data)
+        fitted, compared = fit_and_compare(collection.rows, options.fit)
+    except ConfigError as error:
+        print(f"bench_planner: {error}", file=sys.stderr)
+        return 2
+    print_constants(fitted)
+    print_rows(compared)
+    for skipped in collection.skipped:
+        print(f"not compared: {skipped.id}: {skipped.reason}")
+    print(json.dumps(summary(options.fit, fitted, compared, len(collection.skipped))))
+    return 0
+
+
+def print_constants(fitted: Fit) -> None:
+    """Where the fit moved each constant."""
+    print(f"{'constant':<36}{'prior':>10}{'fitted':>10}{'+-':>8}")
+    for name in NAMES:
+        value = getattr(fitted.constants, name)
+        spread = fitted.spread(name)
+        print(f"{name:<36}{PRIORS[name].value:>10.4g}{value:>10.4g}{spread:>8.1%}")
+
+
+def print_rows(compared: Sequence[Compared]) -> None:
+    """Every row that the fit has not seen."""
+    print(f"\n{'row':<28}{'context':>8}{'batch':>7}  {'deployment':<18}", end="")
+    print(f"{'predicted':>11}{'measured':>10}{'error':>9}")
+    for item in compared:
+        row = item.row
+        print(
+            f"{row.id:<28}{row.scenario.workload.context_tokens:>8g}"
+            f"{row.deployment.batch_per_attn_gpu:>7}  {row.deployment.label:<18}"
+            f"{item.predicted_us / 1000:>8.2f} ms{item.measured_us / 1000:>7.2f} ms"
+            f"{item.error_pct:>+8.1f}%"
+        )
+
+
+def summary(
+    context: float, fitted: Fit, compared: Sequence[Compared], num_skipped: int
+) -> dict[str, object]:
+    """Of all rows, and of each kind."""
+    kinds = sorted({item.row.kind for item in compared})
+    return {
+        "benchmark": "planner",
+        "commit": commit(),
+        "fit_context": context,
+        "fit_rows": fitted.num_rows,
+        **asdict(summarize(compared)),
+        "skipped": num_skipped,
+        "by_kind": {
+            kind: asdict(summarize([item for item in compared if item.row.kind == kind]))
+            for kind in kinds
+        },
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

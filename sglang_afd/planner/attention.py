@@ -1,0 +1,59 @@
+"""Time of the attention side of one layer: core attention and the dense rest."""
+
+from __future__ import annotations
+
+import math
+
+from sglang_afd.planner.barrier import expected_max_normal
+from sglang_afd.planner.constants import Constants
+from sglang_afd.planner.deployment import Workload
+from sglang_afd.planner.gpu import Gpu
+from sglang_afd.planner.shape import ModelShape
+
+# Source: FlashMLA README, 660 of 989 TFLOP/s in decode. It binds for latent attention only: grouped
+# attention is bound by reading the cache.
+CORE_FLOPS_EFFICIENCY = 0.65
+
+
+def slowest_context_tokens(workload: Workload, requests: int, num_peers: float) -> float:
+    """Mean context of a request on the peer that holds most; the others wait for that peer."""
+    peers = max(int(num_peers), 1)
+    if workload.context_std_tokens <= 0 or peers == 1:
+        return workload.context_tokens
+    spread = workload.context_std_tokens / math.sqrt(requests)
+    return workload.context_tokens + spread * expected_max_normal(peers)
+
+
+def core_us(
+    shape: ModelShape,
+    gpu: Gpu,
+    constants: Constants,
+    *,
+    requests: int,
+    context_tokens: float,
+    verify_tokens: int,
+) -> float:
+    """Reads the cache once, however many tokens are verified, or is bound by the arithmetic."""
+    cached_tokens = requests * context_tokens
+    read_us = (
+        cached_tokens
+        * shape.kv_bytes_per_token_layer
+        / (gpu.hbm_bytes_per_us * constants.kv_read_efficiency)
+    )
+    flops = cached_tokens * verify_tokens * shape.core_flops_per_cached_token
+    compute_us = flops / (gpu.bf16_flops_per_us * CORE_FLOPS_EFFICIENCY)
+    share_of_layers = shape.num_kv_layers / shape.num_layers
+    return constants.core_fixed_us + share_of_layers * max(read_us, compute_us)
+
+
+def dense_us(
+    shape: ModelShape, gpu: Gpu, constants: Constants, *, tokens: float, fixed_us: float
+) -> float:
+    """Norms, projections, router, shared experts: a fixed part, the weights, the arithmetic."""
+    return (
+        fixed_us
+        + shape.dense_bytes / (gpu.hbm_bytes_per_us * constants.weight_read_efficiency)
+        + tokens
+        * shape.dense_flops_per_token
+        / (gpu.flops_per_us(shape.weight_bytes) * constants.dense_flops_efficiency)
+    )

@@ -1,0 +1,35 @@
+"""Checks of one number each, with errors that say what to do about it."""
+
+from __future__ import annotations
+
+import math
+
+from sglang_afd.errors import ConfigError
+
+
+def positive(owner: str, name: str, value: float) -> None:
+    """Refuse zero, negative numbers, infinities and NaN."""
+    if not math.isfinite(value) or value <= 0:
+        raise ConfigError(f"{owner}: {name} is {value}; it has to be a number above 0")
+
+
+def not_negative(owner: str, name: str, value: float) -> None:
+    """Refuse negative numbers, infinities and NaN."""
+    if not math.isfinite(value) or value < 0:
+        raise ConfigError(f"{owner}: {name} is {value}; it has to be a number of 0 or more")
+
+
+def whole(owner: str, name: str, value: float) -> None:
+    """Refuse a count that is not a whole number above 0."""
+    positive(owner, name, value)
+    if value != int(value):
+        raise ConfigError(f"{owner}: {name} is {value}; it has to be a whole number")
+
+
+def between(owner: str, name: str, value: float, low: float, high: float, hint: str) -> None:
+    """Refuse what no machine can have: most often another unit than the name says."""
+    positive(owner, name, value)
+    if not low <= value <= high:
+        raise ConfigError(
+            f"{owner}: {name} is {value:g}, outside {low:g} to {high:g}; is it another unit? {hint}"
+        )

@@ -1,0 +1,250 @@
+"""predict: the step time of a deployment, from physics and constants alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sglang_afd.errors import ConfigError
+from sglang_afd.planner import attention, exchange
+from sglang_afd.planner.constants import COLOCATED_CHUNK_TOKENS, DEFAULTS, Constants
+from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode, Workload
+from sglang_afd.planner.experts import ExpertKernel, ExpertTime, expert_time
+from sglang_afd.planner.gpu import Gpu
+from sglang_afd.planner.memory import USABLE_FRACTION, MemoryPlan, plan_memory
+from sglang_afd.planner.pipeline import Pipeline
+from sglang_afd.planner.routing import Routing, skewed_routing
+from sglang_afd.planner.shape import ModelShape
+
+SERIAL = "serial"  # a colocated step has no stages that could wait for each other
+
+# Core-only: packing and sending queries, keys and values, or the outputs.
+# Source: FastAFD fork, kernel table: outputs 8.1 us; QKV 8.6 us at 1:1 and 20.9 us at 15:1.
+CORE_PUBLISH_US = 8.1
+CORE_PUBLISH_PER_PEER_US = (20.9 - 8.6) / 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Everything about a prediction but the deployment."""
+
+    shape: ModelShape
+    gpu: Gpu
+    workload: Workload
+    constants: Constants = DEFAULTS
+    routing: Routing | None = None  # None: from constants.routing_skew
+    usable_memory_fraction: float = USABLE_FRACTION
+
+    def __post_init__(self) -> None:
+        if self.routing and len(self.routing.probabilities) != self.shape.num_experts:
+            raise ConfigError(
+                f"routing: {len(self.routing.probabilities)} experts, model {self.shape.name} has "
+                f"{self.shape.num_experts}"
+            )
+        if not 0 < self.usable_memory_fraction <= 1:
+            raise ConfigError(
+                f"usable_memory_fraction is {self.usable_memory_fraction}; wanted above 0 and "
+                "at most 1"
+            )
+
+    def with_constants(self, constants: Constants) -> Scenario:
+        """The same scenario with other constants."""
+        return replace(self, constants=constants)
+
+    def effective_routing(self) -> Routing:
+        """As measured, or of the fitted skew."""
+        if self.routing:
+            return self.routing
+        shape = self.shape
+        return skewed_routing(
+            shape.num_experts, shape.experts_per_token, self.constants.routing_skew
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTimes:
+    """Of one layer and micro-batch."""
+
+    core_us: float
+    dense_us: float
+    experts: ExpertTime
+    exchange_us: float  # AFD: one way; colocated: dispatch and combine
+    attn_us: float  # the attention stage
+    mlp_us: float  # the MLP stage; colocated: experts and exchange
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Of one deployment."""
+
+    deployment: Deployment
+    step_us: float
+    tokens_per_s_per_gpu: float  # over all GPUs of both roles
+    tpot_us: float
+    binding: str  # pipeline.ATTENTION, MLP or ROUND_TRIP, or SERIAL
+    stages: StageTimes
+    outside_layers_us: float  # head, sampling, start of the step, plain layers
+    memory: MemoryPlan
+
+
+def predict(scenario: Scenario, deployment: Deployment) -> Prediction:
+    """Step time, throughput and memory; memory is reported, `memory.require_fit` refuses.
+
+    Raises: ConfigError, when the experts do not fit their GPUs at all.
+    """
+    _check_experts(scenario.shape, deployment)
+    if deployment.mode is Mode.COLOCATED:
+        stages, layers_us, binding = _colocated(scenario, deployment)
+    else:
+        stages, layers_us, binding = _disaggregated(scenario, deployment)
+    outside_us = _outside_layers_us(scenario, deployment, stages)
+    step_us = layers_us + outside_us
+    workload = scenario.workload
+    tokens = deployment.attn_gpus * deployment.batch_per_attn_gpu * workload.accepted_tokens
+    return Prediction(
+        deployment=deployment,
+        step_us=step_us,
+        tokens_per_s_per_gpu=tokens * 1e6 / (step_us * deployment.total_gpus),
+        tpot_us=step_us / workload.accepted_tokens,
+        binding=binding,
+        stages=stages,
+        outside_layers_us=outside_us,
+        memory=plan_memory(
+            scenario.shape, scenario.gpu, workload, deployment, scenario.usable_memory_fraction
+        ),
+    )
+
+
+def _check_experts(shape: ModelShape, deployment: Deployment) -> None:
+    if shape.num_experts % deployment.expert_parallel:
+        raise ConfigError(
+            f"deployment {deployment.label}: {shape.num_experts} experts of {shape.name} do not "
+            f"divide among {deployment.expert_parallel} GPUs; use a divisor of {shape.num_experts}"
+        )
+
+
+def _core_us(scenario: Scenario, deployment: Deployment) -> float:
+    requests = deployment.requests_per_micro_batch
+    context = attention.slowest_context_tokens(
+        scenario.workload, requests, deployment.peers_per_expert_copy
+    )
+    return attention.core_us(
+        scenario.shape,
+        scenario.gpu,
+        scenario.constants,
+        requests=requests,
+        context_tokens=context,
+        verify_tokens=scenario.workload.verify_tokens,
+    )
+
+
+def _dense_us(scenario: Scenario, tokens: float, fixed_us: float) -> float:
+    return attention.dense_us(
+        scenario.shape, scenario.gpu, scenario.constants, tokens=tokens, fixed_us=fixed_us
+    )
+
+
+def _colocated(scenario: Scenario, deployment: Deployment) -> tuple[StageTimes, float, str]:
+    """Everything in a row; a batch beyond the chunk goes through the experts in pieces."""
+    constants, ranks = scenario.constants, deployment.expert_parallel
+    tokens = deployment.batch_per_attn_gpu * scenario.workload.verify_tokens
+    kernel = _grouped_kernel(constants)
+    pieces = []
+    exchange_us = 0.0
+    for start in range(0, tokens, COLOCATED_CHUNK_TOKENS):
+        piece = min(COLOCATED_CHUNK_TOKENS, tokens - start)
+        pieces.append(_experts(scenario, kernel, piece * ranks, ranks))
+        exchange_us += exchange.colocated_us(
+            scenario.shape, scenario.gpu, constants, tokens=piece, num_ranks=ranks
+        )
+    experts = ExpertTime(
+        fixed_us=sum(piece.fixed_us for piece in pieces),
+        weights_us=sum(piece.weights_us for piece in pieces),
+        compute_us=sum(piece.compute_us for piece in pieces),
+    )
+    core_us = _core_us(scenario, deployment)
+    dense_us = _dense_us(scenario, tokens, constants.colocated_dense_fixed_us)
+    mlp_us = experts.total_us + exchange_us
+    stages = StageTimes(
+        core_us=core_us,
+        dense_us=dense_us,
+        experts=experts,
+        exchange_us=exchange_us,
+        attn_us=core_us + dense_us,
+        mlp_us=mlp_us,
+    )
+    layers_us = scenario.shape.num_moe_layers * (stages.attn_us + mlp_us)
+    return stages, layers_us + constants.colocated_rank_step_us * ranks, SERIAL
+
+
+def _experts(scenario: Scenario, kernel: ExpertKernel, tokens: float, num_ranks: int) -> ExpertTime:
+    return expert_time(
+        scenario.shape,
+        scenario.gpu,
+        kernel,
+        scenario.effective_routing(),
+        tokens=tokens,
+        num_ranks=num_ranks,
+    )
+
+
+def _disaggregated(scenario: Scenario, deployment: Deployment) -> tuple[StageTimes, float, str]:
+    """Two stages and the exchange between them."""
+    constants, ranks = scenario.constants, deployment.expert_parallel
+    tokens = deployment.requests_per_micro_batch * scenario.workload.verify_tokens
+    meeting = tokens * deployment.peers_per_expert_copy
+    grouped = deployment.expert_kernels is ExpertKernels.GROUPED
+    kernel = _grouped_kernel(constants) if grouped else _fused_kernel(constants)
+    experts = _experts(scenario, kernel, meeting, ranks)
+    fan_in = exchange.fan_in_us(
+        scenario.shape,
+        scenario.gpu,
+        tokens=meeting,
+        num_ranks=ranks,
+        total_gpus=deployment.total_gpus,
+    )
+    one_way = exchange.attention_side_us(
+        scenario.shape,
+        scenario.gpu,
+        constants,
+        tokens=tokens,
+        total_gpus=deployment.total_gpus,
+        fused=not grouped,
+    )
+    core_us = _core_us(scenario, deployment)
+    mlp_us = max(experts.total_us, fan_in)
+    if deployment.mode is Mode.CORE_ONLY:
+        peers = deployment.attn_gpus / deployment.mlp_gpus
+        dense_us = _dense_us(scenario, tokens * peers, constants.afd_dense_fixed_us)
+        publish_us = CORE_PUBLISH_US + CORE_PUBLISH_PER_PEER_US * max(peers - 1, 0)
+        attn_us, mlp_us = core_us + CORE_PUBLISH_US, mlp_us + dense_us + publish_us
+    else:
+        dense_us = _dense_us(scenario, tokens, constants.afd_dense_fixed_us)
+        attn_us = core_us + dense_us
+    pipeline = Pipeline(
+        attn_us=attn_us,
+        mlp_us=mlp_us,
+        exchange_us=one_way,
+        num_layers=scenario.shape.num_moe_layers,
+        num_micro_batches=deployment.micro_batches,
+    )
+    stages = StageTimes(
+        core_us=core_us,
+        dense_us=dense_us,
+        experts=experts,
+        exchange_us=one_way,
+        attn_us=attn_us,
+        mlp_us=mlp_us,
+    )
+    return stages, pipeline.layers_us, pipeline.binding
+
+
+def _outside_layers_us(scenario: Scenario, deployment: Deployment, stages: StageTimes) -> float:
+    shape, constants = scenario.shape, scenario.constants
+    reading = scenario.gpu.hbm_bytes_per_us * constants.weight_read_efficiency
+    plain_layers = shape.num_layers - shape.num_moe_layers
+    plain_us = stages.core_us + stages.dense_us + shape.plain_mlp_bytes / reading
+    colocated = deployment.mode is Mode.COLOCATED
+    fixed_us = constants.colocated_step_fixed_us if colocated else constants.afd_step_fixed_us
+    return (
+        fixed_us + shape.head_bytes / reading + plain_layers * deployment.micro_batches * plain_us
+    )
