@@ -11,9 +11,22 @@ RETRY_AFTER_S = 1
 COME_BACK = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-def error_body(http_status: int, message: str) -> bytes:
-    kind = HTTPStatus(http_status).phrase.lower().replace(" ", "_")
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "code": http_status}})
+def error_body(http_status: int, message: str, code: str = "", param: str = "") -> bytes:
+    """An OpenAI error.
+
+    Args:
+        http_status: 4xx or 5xx.
+        message: For people.
+        code: OpenAI's own word where it has one, e.g. "model_not_found".
+        param: With a code: the field of the request that was wrong.
+    """
+    error: dict[str, object] = {"message": message}
+    if code:
+        error |= {"type": "invalid_request_error", "param": param or None, "code": code}
+    else:
+        kind = HTTPStatus(http_status).phrase.lower().replace(" ", "_")
+        error |= {"type": kind, "code": http_status}
+    return msgspec.json.encode({"error": error})
 
 
 def error_event(http_status: int, message: str) -> bytes:
@@ -29,6 +42,8 @@ def error_reply(
     http_status: int,
     message: str,
     *,
+    code: str = "",
+    param: str = "",
     headers: Iterable[tuple[str, str]] = (),
     keeps_alive: bool = False,
     has_body: bool = True,
@@ -38,11 +53,13 @@ def error_reply(
     Args:
         http_status: 4xx or 5xx.
         message: For people.
+        code: As of `error_body`.
+        param: The same.
         headers: More header fields.
         keeps_alive: Whether the connection takes another request.
         has_body: False for the answer to a HEAD request.
     """
-    body = error_body(http_status, message)
+    body = error_body(http_status, message, code, param)
     fields = [
         f"HTTP/1.1 {http_status} {HTTPStatus(http_status).phrase}",
         "Content-Type: application/json",

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from sgl_router_afd.dataplane.headers import (
+    AUTHORIZATION,
     FRAMING,
     HOP_BY_HOP,
     REQUEST_ID,
@@ -22,7 +23,8 @@ from sgl_router_afd.dataplane.request import Refusal, Request
 MAX_LENGTH_DIGITS = 19
 SCHEME = b"http://"
 HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+,;=-]*)(:[0-9]*)?")
-SPECIAL = Names(HOP_BY_HOP | FRAMING | {REQUEST_ID})  # all others go on as they are
+PASSED_ON = frozenset({AUTHORIZATION, REQUEST_ID})
+SPECIAL = Names(HOP_BY_HOP | FRAMING | PASSED_ON)  # all others go on as they are
 ONCE = frozenset({b"content-length", b"expect", b"host", b"transfer-encoding", REQUEST_ID})
 
 
@@ -78,7 +80,7 @@ def _read_headers(request: Request, limits: Limits) -> Refusal | None:
     lines = request.lines
     for name, value in request.headers:
         special = SPECIAL[name]
-        if not special or special == REQUEST_ID:
+        if not special or special in PASSED_ON:
             lines.append(line(name, value))
         if not special:
             continue
@@ -97,6 +99,7 @@ def _read_headers(request: Request, limits: Limits) -> Refusal | None:
     if b"connection" in found:
         request.lines = without_named(lines, found[b"connection"])
     request.request_id = found.get(REQUEST_ID, b"")
+    request.authorization = found.get(AUTHORIZATION, b"")
     if request.target.startswith(SCHEME):
         return _take_authority(request, host)
     return None

@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING, cast
 import httptools
 
 from sgl_router_afd.dataplane import checks, counters
+from sgl_router_afd.dataplane.body import Scanner
 from sgl_router_afd.dataplane.exchange import Exchange
 from sgl_router_afd.dataplane.headers import line
+from sgl_router_afd.dataplane.judge import contradiction
 from sgl_router_afd.dataplane.request import Refusal, Request
+from sgl_router_afd.endpoints import Target, find
 from sgl_router_afd.replies import error_reply
 
 if TYPE_CHECKING:
     from sgl_router_afd.dataplane.relay import Relay
 
 WRITE_HIGH_BYTES = 64 * 1024  # above it the server is read no further
+# Where a request has to name its model, so many times what is kept is read in search of the name.
+SEARCH_FACTOR = 16
 CHUNK_FRAME_BYTES = 24  # around a piece of a chunked body, without extensions
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # A client that still sends gets that long to read why nothing more is read.
@@ -73,6 +78,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         reply = error_reply(
             refusal.http_status,
             refusal.message,
+            code=refusal.code,
+            param=refusal.param,
             headers=headers,
             keeps_alive=keeps_alive,
             has_body=request.method != b"HEAD",
@@ -245,7 +252,13 @@ class ClientConnection(asyncio.BufferedProtocol):
             raise StopParsing
         self._relay.counters.add(counters.REQUEST_BYTES, len(piece))
         exchange = self._exchange
-        if exchange is not None and exchange.is_sending and exchange.request is request:
+        if exchange is not None and exchange.request is not request:
+            exchange = None
+        if request.scanner is not None and not request.scanner.is_over:
+            request.refusal = self._scan(request.scanner, piece, exchange)
+            if request.refusal is not None:
+                raise StopParsing
+        if exchange is not None and exchange.is_sending:
             exchange.send_body(piece)
         else:
             request.pieces.append(piece)
@@ -334,7 +347,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return False
         if not request.is_head_whole:
             return False
-        if not request.is_whole and request.num_body_bytes <= self._relay.max_kept_body_bytes:
+        if not request.is_whole and self._must_read_on(request):
             if request.expects_continue and not request.num_body_bytes:
                 request.expects_continue = False
                 self._transport.write(CONTINUE)
@@ -344,6 +357,32 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._exchange = Exchange(self._relay, self, request)
         self._exchange.start()
         return True
+
+    def _must_read_on(self, request: Request) -> bool:
+        """Whether more of its body has to be here before a server can get it."""
+        relay = self._relay
+        if request.num_body_bytes <= relay.max_kept_body_bytes:
+            return True
+        if request.scanner is None:
+            request.scanner = Scanner()
+            for piece in request.pieces:
+                request.scanner.feed(piece)
+        endpoint = find(request.path)
+        return (
+            relay.servers.needs_names
+            and endpoint is not None
+            and endpoint.target is Target.SERVER
+            and request.scanner.said.name is None
+            and not request.scanner.is_over
+            and request.num_body_bytes <= SEARCH_FACTOR * relay.max_kept_body_bytes
+        )
+
+    @staticmethod
+    def _scan(scanner: Scanner, piece: bytes, exchange: Exchange | None) -> Refusal | None:
+        scanner.feed(piece)
+        if scanner.contradiction:
+            return contradiction(scanner.contradiction)
+        return None if exchange is None else exchange.hear(scanner.said)
 
     def _check_running(self) -> None:
         """A request that a server has in part may turn out bad, or stop coming."""

@@ -9,16 +9,28 @@ refuses the connection (`on_not_connected`) or breaks off (`on_server_lost`), th
 from __future__ import annotations
 
 import logging
+from http import HTTPStatus
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
+from sgl_router_afd.control.prefix import PREFIX_BYTES, prefix_key
+from sgl_router_afd.control.prefix import SEARCH_BYTES as PREFIX_SEARCH_BYTES
 from sgl_router_afd.dataplane import counters
 from sgl_router_afd.dataplane.answer import SERVER_SENT_EVENTS
+from sgl_router_afd.dataplane.judge import (
+    judge_body,
+    judge_key,
+    judge_path,
+    no_model,
+    unknown_model,
+)
 from sgl_router_afd.dataplane.request import Refusal
-from sgl_router_afd.endpoints import RELAYED, Target, find
+from sgl_router_afd.endpoints import MODEL, Target, find
 from sgl_router_afd.replies import error_event
 
 if TYPE_CHECKING:
     from sgl_router_afd.dataplane.answer import Answer
+    from sgl_router_afd.dataplane.body import Said
     from sgl_router_afd.dataplane.client import ClientConnection
     from sgl_router_afd.dataplane.relay import Relay
     from sgl_router_afd.dataplane.request import Request
@@ -46,6 +58,7 @@ class Exchange:
         "_is_over",
         "_is_own",
         "_keeps_client",
+        "_key",
         "_model",
         "_num_replays",
         "_relay",
@@ -64,6 +77,7 @@ class Exchange:
         self._server: Server | None = None  # which has it in flight
         self._connection: UpstreamConnection | None = None
         self._tried: set[int] = set()
+        self._key = b""  # of the beginning of its prompt, for the policy
         self._num_replays = 0
         self._failure = ""  # what the last server that had it did wrong
         self._model: str | None = None  # that its body names
@@ -79,23 +93,43 @@ class Exchange:
 
     def start(self) -> None:
         """Decide whose request it is."""
-        path, method = self.request.path, self.request.method
-        found = find(path)
-        if found is None:
-            self.refuse(404, _unknown(path))
-            return
-        target, methods = found
-        if method not in methods:
-            allowed = ", ".join(name.decode() for name in methods)
-            message = f"{path.decode()} takes {allowed}, got {method.decode()}"
-            self.refuse(405, message, (("Allow", allowed),))
-        elif target is Target.CONTROL:
+        request, relay = self.request, self._relay
+        endpoint = find(request.path)
+        refusal = judge_path(request.path, request.method, endpoint)
+        target = Target.NOBODY if endpoint is None else endpoint.target
+        if refusal is None and target is not Target.CONTROL:
+            refusal = judge_key(relay.config.api_key, request.authorization)
+        if refusal is None and target is Target.SERVER:
+            said = request.said()
+            self._model = said.name
+            refusal = judge_body(request.path, said)
+        if refusal is not None:
+            self.turn_down(refusal)
+        elif target is Target.CONTROL or (
+            target is Target.MODELS and len(relay.servers.models) > 1
+        ):
             self._is_own = True
-            self._give_to(self._relay.control)
-        elif self._relay.is_draining:
+            self._give_to(relay.control)
+        elif relay.is_draining:
             self.refuse(503, "this router is shutting down; send the request to another")
         else:
-            self._relay.admission.admit(self)
+            if target is Target.MODEL:
+                self._model = unquote(request.path[len(MODEL) :])
+            elif relay.is_sticky:
+                self._key = prefix_key(request.beginning(PREFIX_SEARCH_BYTES + PREFIX_BYTES))
+            relay.admission.admit(self)
+
+    def hear(self, said: Said) -> Refusal | None:
+        """More of a body that is being sent was read; the answer is the reason to stop."""
+        refusal = judge_body(self.request.path, said)
+        if refusal is not None or said.name == self._model or self._is_own:
+            return refusal
+        if said.name is not None and self._model is None:
+            servers = self._relay.servers
+            if servers.route(said.name).is_of_nobody:
+                return unknown_model(said.name, servers.models)
+            self._model = said.name
+        return None
 
     def on_admitted(self) -> None:
         self._is_admitted = True
@@ -105,7 +139,7 @@ class Exchange:
     def choose(self) -> None:
         """Give the request to the server whose turn it is."""
         route = self._route()
-        server = self._relay.servers.pick(route, excluding=self._tried)
+        server = self._relay.servers.pick(route, key=self._key, excluding=self._tried)
         if server is None:
             self._wait_or_give_up(route)
         else:
@@ -242,14 +276,16 @@ class Exchange:
             self._relay.admission.leave(self)
         self._release()
 
-    def refuse(
-        self, http_status: int, message: str, headers: tuple[tuple[str, str], ...] = ()
-    ) -> None:
+    def refuse(self, http_status: int, message: str) -> None:
         """Answer in a server's place."""
+        self.turn_down(Refusal(http_status, message))
+
+    def turn_down(self, refusal: Refusal) -> None:
+        """The same, with all that an error may have."""
         self._release()
         request = self.request
         keeps = self._keeps_open() and request.is_whole
-        self._client.answer(request, Refusal(http_status, message, headers), keeps_alive=keeps)
+        self._client.answer(request, refusal, keeps_alive=keeps)
         self._finish(keeps_client=keeps)
 
     def refuse_running(self, refusal: Refusal) -> None:
@@ -261,7 +297,7 @@ class Exchange:
             self._is_over = True
             self._client.break_off(b"")
         else:
-            self.refuse(refusal.http_status, refusal.message)
+            self.turn_down(refusal)
 
     def _route(self) -> Route:
         return self._relay.servers.route(self._model)
@@ -278,6 +314,14 @@ class Exchange:
         relay.waiting.enter(self, self._held_until_s)
 
     def _give_up(self, route: Route, why: str) -> None:
+        if self._model is not None and route.is_of_nobody:
+            self.turn_down(unknown_model(self._model, self._relay.servers.models))
+            return
+        if route.http_status == HTTPStatus.BAD_REQUEST:
+            request = self.request
+            is_all = request.is_whole or request.scanner is None or request.scanner.is_over
+            self.turn_down(no_model(route.reason, 0 if is_all else request.num_body_bytes))
+            return
         details = "; ".join(filter(None, (self._failure, why)))
         self.refuse(
             503,
@@ -390,10 +434,3 @@ class Exchange:
     def _finish(self, *, keeps_client: bool) -> None:
         self._is_over = True
         self._client.on_answered(keeps_open=keeps_client)
-
-
-def _unknown(path: bytes) -> str:
-    return (
-        f"the router has no {path.decode()}; it relays {', '.join(RELAYED)}; "
-        "send anything else to an attention server itself"
-    )

@@ -23,6 +23,7 @@ HOP_BY_HOP = frozenset(
 )
 # Written anew from what the parser understood, so that nobody can understand it differently.
 FRAMING = frozenset({b"host", b"content-length", b"expect"})
+AUTHORIZATION = b"authorization"
 REQUEST_ID = b"x-request-id"
 MAX_SPELLINGS = 4096
 

@@ -63,6 +63,7 @@ class Relay:
         self.control = Server(
             control_path, -1, self.reading, connect_timeout_s=config.connect_timeout_s
         )
+        self.is_sticky = config.policy == "prefix"
         self.is_draining = False
         self._tell = tell
         self._id_prefix = secrets.token_hex(6)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sgl_router_afd.dataplane.body import NOTHING, Said, Scanner, read
+
 
 class Refusal(NamedTuple):
     """Why the router answers a request itself."""
@@ -11,6 +13,8 @@ class Refusal(NamedTuple):
     http_status: int
     message: str
     headers: tuple[tuple[str, str], ...] = ()
+    code: str = ""  # OpenAI's word for it, where it has one
+    param: str = ""  # with a code: which field was wrong
 
 
 class Request:
@@ -18,6 +22,7 @@ class Request:
 
     __slots__ = (
         "arrived_s",
+        "authorization",
         "content_length",
         "expects_continue",
         "headers",
@@ -34,6 +39,7 @@ class Request:
         "pieces",
         "refusal",
         "request_id",
+        "scanner",
         "target",
     )
 
@@ -44,12 +50,14 @@ class Request:
         self.headers: list[tuple[bytes, bytes]] = []  # as received
         self.lines: list[bytes] = []  # those that go on to a server, "Name: value\r\n" each
         self.request_id = b""
+        self.authorization = b""  # as the Authorization field says
         self.is_http_10 = False
         self.keeps_alive = True
         self.content_length: int | None = None
         self.is_chunked = False
         self.expects_continue = False
         self.pieces: list[bytes] = []  # of the body: all of it, unless it is too large to keep
+        self.scanner: Scanner | None = None  # of a body that is too large to keep
         self.num_body_bytes = 0  # received so far
         self.num_chunks = 0
         self.is_head_whole = False
@@ -61,6 +69,23 @@ class Request:
     def has_body(self) -> bool:
         """As its head says."""
         return self.is_chunked or bool(self.content_length)
+
+    def said(self) -> Said:
+        """What the body says, as far as it is here."""
+        if self.scanner is not None:
+            return self.scanner.said
+        if not self.pieces:
+            return NOTHING
+        if len(self.pieces) > 1:
+            self.pieces = [b"".join(self.pieces)]
+        return read(self.pieces[0])
+
+    def beginning(self, num_bytes: int) -> bytes:
+        """So much of the body as is here."""
+        pieces = self.pieces
+        if len(pieces) == 1:
+            return pieces[0][:num_bytes]
+        return b"".join(pieces)[:num_bytes]
 
     def head_for(self, host: bytes) -> bytes:
         """The head for a server whose `host:port` is `host`."""

@@ -51,13 +51,15 @@ class Server:
 
     def take_idle(self) -> UpstreamConnection | None:
         """The kept connection that was used last, if it is fresh enough."""
-        if not self._idle:
-            return None
-        connection = self._idle.pop()
-        if time.monotonic() - connection.idle_since_s <= IDLE_CONNECTION_S:
-            return connection
-        connection.abort()
-        self.close_idle()
+        while self._idle:
+            connection = self._idle.pop()
+            if time.monotonic() - connection.idle_since_s > IDLE_CONNECTION_S:
+                connection.abort()
+                self.close_idle()
+            elif connection.is_quiet:
+                return connection
+            else:
+                connection.abort()
         return None
 
     def put_idle(self, connection: UpstreamConnection) -> None:

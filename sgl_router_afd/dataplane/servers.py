@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
+from http import HTTPStatus
 
 from sgl_router_afd.control.policy import Candidate, Policy
 from sgl_router_afd.control.standing import Standing
+from sgl_router_afd.dataplane.body import NO_NAME
 from sgl_router_afd.dataplane.counters import IN_FLIGHT, SharedCounters
 from sgl_router_afd.dataplane.messages import NO_TABLE, ModelRow, ServerRow, Table
 from sgl_router_afd.dataplane.server import Server
@@ -24,6 +26,11 @@ class Route:
         self.may_wait = not self.servers and (row.may_wait or bool(servers))
         self.http_status = row.http_status
         self.reason = row.reason
+
+    @property
+    def is_of_nobody(self) -> bool:
+        """No server has the model, nor will by itself."""
+        return self.http_status == HTTPStatus.NOT_FOUND and not self.servers and not self.may_wait
 
     def has_other(self, tried: Collection[int]) -> bool:
         """Whether a request that was sent to `tried` in vain can go to another server now."""
@@ -55,14 +62,20 @@ class Servers:
         self._servers: dict[int, Server] = {}
         self._by_id: dict[str, Server] = {}
         self._left: list[Server] = []  # no longer in the table, and not done with their requests
-        self._routes: dict[str, Route] = {}
-        self._unnamed = self._unknown = Route(NO_TABLE.unnamed, ())
+        self._routes: dict[str | None, Route] = {}
+        self._unknown = Route(NO_TABLE.unknown, ())
         self._num_slots = 0
         self._rng = random.Random()
 
     @property
     def models(self) -> Collection[str]:
+        """The names that requests may say."""
         return self._table.models.keys()
+
+    @property
+    def needs_names(self) -> bool:
+        """Whether a request that names no model cannot be served."""
+        return self._table.unnamed.http_status == HTTPStatus.BAD_REQUEST
 
     def take(self, table: Table) -> None:
         """Replace what was known before."""
@@ -83,8 +96,6 @@ class Servers:
 
     def route(self, model: str | None) -> Route:
         """Where requests for a model go; None is that of a request that names none."""
-        if model is None:
-            return self._unnamed
         return self._routes.get(model, self._unknown)
 
     def mark_unreachable(self, server: Server) -> None:
@@ -134,8 +145,10 @@ class Servers:
 
     def _sort_out(self) -> None:
         table = self._table
-        self._routes = {name: self._route_of(row) for name, row in table.models.items()}
-        self._unnamed, self._unknown = self._route_of(table.unnamed), self._route_of(table.unknown)
+        unnamed = self._route_of(table.unnamed)
+        self._routes = {None: unnamed, NO_NAME: unnamed}
+        self._routes.update({name: self._route_of(row) for name, row in table.models.items()})
+        self._unknown = self._route_of(table.unknown)
 
     def _route_of(self, row: ModelRow) -> Route:
         return Route(row, [self._servers[slot] for slot in row.slots])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 import struct
 from typing import TYPE_CHECKING, cast
@@ -46,6 +47,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._num_written_bytes = 0
         self._num_earlier_bytes = 0  # of them, before the present exchange
         self.idle_since_s = 0.0
+        self._poll: select.poll | None = None  # tells whether something was sent meanwhile
 
     def begin(self, exchange: Exchange) -> None:
         """Serve this exchange from now on."""
@@ -57,6 +59,16 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def write(self, data: bytes) -> None:
         self._num_written_bytes += len(data)
         self._transport.write(data)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing has come that the event loop has not read yet, the end of it neither.
+
+        What comes between two exchanges would be taken for the answer to the next one.
+        """
+        if self._poll is None:
+            return True
+        return not self._poll.poll(0)
 
     @property
     def was_closed_before(self) -> bool:
@@ -91,7 +103,12 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         opened = transport.get_extra_info("socket")
-        if opened is not None and opened.family != socket.AF_UNIX:
+        if opened is None:
+            return
+        if not transport.get_extra_info("sslcontext"):  # TLS sends what is no answer
+            self._poll = select.poll()
+            self._poll.register(opened.fileno(), select.POLLIN)
+        if opened.family != socket.AF_UNIX:
             for level, option, value in KEEPALIVE_OPTIONS:
                 opened.setsockopt(level, option, value)
 

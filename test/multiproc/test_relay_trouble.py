@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -48,18 +49,46 @@ def other_server() -> Iterator[RawServer]:
 
 @pytest.fixture(scope="module")
 def pair(raw_server: RawServer, other_server: RawServer) -> Iterator[RouterProcess]:
-    flags = ("--hold-timeout-s", str(HOLD_S), "--max-concurrent-requests", "2")
-    flags += ("--queue-timeout-s", "0.3")
+    flags = ("--hold-timeout", str(HOLD_S), "--max-concurrent-requests", "2")
+    flags += ("--queue-timeout-s", "0.3", "--relay-processes", "1")
     with RouterProcess(raw_server.url, other_server.url, flags=flags) as router:
-        _wait_for(router, "ready", raw_server, other_server)
+        _wait_until_used(router, raw_server, other_server)
         yield router
 
 
-def _wait_for(router: RouterProcess, state: str, *servers: RawServer) -> None:
-    wait_until(
-        f"all are {state}",
-        lambda: all(router.servers()[server.url]["state"] == state for server in servers),
-    )
+# What the control process says is known to its relay process a moment later.
+
+
+def _wait_until_used(router: RouterProcess, *servers: RawServer) -> None:
+    before = [len(server.of_case("is_it_used")) for server in servers]
+
+    def are_used() -> bool:
+        ask(router.address, post("/generate?case=is_it_used"))
+        now = [len(server.of_case("is_it_used")) for server in servers]
+        return all(after > first for after, first in zip(now, before, strict=True))
+
+    wait_until("all are used", are_used)
+
+
+def _wait_until_held(router: RouterProcess) -> None:
+    def is_held() -> bool:
+        with Client(router.address) as client:
+            client.send(post("/generate?case=is_it_held"))
+            wait_until("held or answered", lambda: client.has_more() or _num_held(router) == 1)
+            return not client.has_more()
+
+    wait_until("requests are held", is_held)
+    wait_until("nobody is held", lambda: _num_held(router) == 0)
+
+
+def _num_held(router: RouterProcess) -> int:
+    found = re.search(rb"^sgl_router_afd_held_requests (\d+)$", _metrics(router), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+def _metrics(router: RouterProcess) -> bytes:
+    return router.ask("GET", "/metrics").body
 
 
 def _script(name: str, script: Script, *servers: RawServer) -> None:
@@ -216,7 +245,7 @@ def test_requests_are_held_while_all_are_stalled_and_served_when_one_is_back(
     servers = (raw_server, other_server)
     stalled = {"role": "attn", "state": "stalled", "reason": "waits for MLP rank 1"}
     raw_server.status = other_server.status = stalled
-    _wait_for(pair, "stalled", *servers)
+    _wait_until_held(pair)
 
     with Client(pair.address) as client:
         with Client(pair.address) as leaver:
@@ -231,12 +260,12 @@ def test_requests_are_held_while_all_are_stalled_and_served_when_one_is_back(
     assert other_server.of_case("left_while_held") == []
 
     other_server.status = stalled
-    _wait_for(pair, "stalled", *servers)
+    _wait_until_held(pair)
 
     late = ask(pair.address, post("/generate?case=held_too_long"))
 
     raw_server.status = other_server.status = {"role": "attn", "state": "ready"}
-    _wait_for(pair, "ready", *servers)
+    _wait_until_used(pair, *servers)
     assert late.status == 503 and int(late.values("retry-after")[0]) > 0
     assert b"waits for MLP rank 1" in late.body
     assert raw_server.of_case("held_too_long") == other_server.of_case("held_too_long") == []

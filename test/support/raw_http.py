@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import select
 import socket
 from dataclasses import dataclass, field
 
@@ -261,6 +262,11 @@ class Client:
         self.has_ended = self.has_ended or not data
         self.data += data
         return data
+
+    def has_more(self) -> bool:
+        """Whether bytes are there, or the end of the connection."""
+        readable, _, _ = select.select([self.socket], [], [], 0)
+        return bool(readable)
 
     def reply(self, *, is_head: bool = False) -> Message:
         """The next whole final response, or what came of it before the connection ended."""

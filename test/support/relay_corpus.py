@@ -58,7 +58,26 @@ PASSED_ON: dict[str, bytes] = {
     "tokenize": post("/tokenize?case={case}", ODD_JSON, JSON),
     "detokenize": post("/v1/detokenize?case={case}", ODD_JSON, JSON),
     "models": line("GET /v1/models?case={case}"),
-    "one_model": line("GET /v1/models/a/b-c.d%20e?case={case}"),
+    "one_model": line("GET /v1/models/%6D?case={case}"),
+    "responses": post("/v1/responses?case={case}", b'{"input": "a", "store": true}', JSON),
+    "a_response_to_none": post("/v1/responses?case={case}", b'{"previous_response_id": null}'),
+    "invocations": post("/invocations?case={case}", ODD_JSON, JSON),
+    "vertex_generate": post("/vertex_generate?case={case}", ODD_JSON, JSON),
+    "ollama_chat": post("/api/chat?case={case}", ODD_JSON, JSON),
+    "ollama_generate": post("/api/generate?case={case}", ODD_JSON, JSON),
+    "ollama_show": post("/api/show?case={case}", ODD_JSON, JSON),
+    "ollama_tags": line("GET /api/tags?case={case}"),
+    "a_model_by_name": _body(b'{"text": "a", "model": "m"}'),
+    "a_model_in_escapes": _body(b'{"\\u006dodel": "\\u006D"}'),
+    "the_last_of_two_models": _body(b'{"model": "x", "model": "m"}'),
+    "a_model_deep_inside": _body(b'{"a": {"model": "x"}, "b": [{"model": "y"}]}'),
+    "a_model_that_is_no_text": _body(b'{"model": 5}'),
+    "a_default_model": _body(b'{"model": "default"}'),
+    "a_model_beside_nan": _body(b'{"model": "m", "temperature": NaN}'),
+    "a_model_behind_5_mb": _body(b'{"text": "' + b"x" * (5 << 20) + b'", "model": "m"}'),
+    "a_model_before_5_mb_chunked": _chunked(
+        b'{"mod', b'el":"m","text": "', *[b"y" * 70_001] * 75, b'"}'
+    ),
     "model_info": line("GET /model_info?case={case}"),
     "get_model_info": line("GET /get_model_info?case={case}"),
     "empty_body": _body(b""),
@@ -238,6 +257,7 @@ class Refused:
     data: bytes
     statuses: tuple[int, ...] = (400,)
     ends_early: bool = False  # the client closes its side after the bytes
+    stays_open: bool = False  # the bytes were one whole request, so that another may follow
 
 
 def _head(fields: bytes, body: bytes = b"", target: bytes = b"/generate?case=bad") -> bytes:
@@ -390,6 +410,37 @@ REFUSED: dict[str, Refused] = {
     "a_path_of_the_servers_own": Refused(post("/afd/v1/status?case=bad"), (404, 405)),
     "a_method_of_another_endpoint": Refused(line("GET /generate?case=bad"), (405,)),
     "a_deletion": Refused(line("DELETE /v1/models?case=bad"), (405,)),
+    "an_embedding": Refused(post("/v1/embeddings?case=bad"), stays_open=True),
+    "a_speech": Refused(post("/v1/audio/transcriptions?case=bad"), stays_open=True),
+    "a_classification": Refused(post("/classify?case=bad"), stays_open=True),
+    "an_earlier_response": Refused(line("GET /v1/responses/resp_1?case=bad"), (404,)),
+    "a_cancelled_response": Refused(post("/v1/responses/resp_1/cancel?case=bad"), (404,)),
+    "a_response_to_an_earlier_one": Refused(
+        post("/v1/responses?case=bad", b'{"previous_response_id": "resp_1"}'), stays_open=True
+    ),
+    "a_response_in_the_background": Refused(
+        post("/v1/responses?case=bad", b'{"background": true}'), stays_open=True
+    ),
+    "an_unknown_model": Refused(post("/generate?case=bad", b'{"model": "x"}'), (404,)),
+    "an_unknown_model_in_utf_16": Refused(
+        post("/generate?case=bad", '{"model": "x"}'.encode("utf-16")), (404,)
+    ),
+    "an_unknown_model_beside_nan": Refused(
+        post("/generate?case=bad", b'{"a": NaN, "model": "x"}'), (404,)
+    ),
+    "an_unknown_model_behind_another": Refused(
+        post("/generate?case=bad", b'{"model": "m", "model": "x"}'), (404,)
+    ),
+    "an_unknown_model_in_a_path": Refused(line("GET /v1/models/x?case=bad"), (404,)),
+    "an_unknown_model_behind_5_mb": Refused(
+        post("/generate?case=bad", b'{"text": "' + b"x" * (5 << 20) + b'", "model": "x"}'), (404,)
+    ),
+    "two_models_around_5_mb": Refused(
+        post(
+            "/generate?case=bad",
+            b'{"model": "m", "text": "' + b"x" * (5 << 20) + b'", "model": "n"}',
+        )
+    ),
     "another_expectation": Refused(
         _head(b"Expect: 200-ok\r\nContent-Length: 2\r\n", b"{}"), (417,)
     ),
