@@ -7,13 +7,16 @@ GPU_PYTHON ?= python3
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-quick test-all test-gpu lint format clean
+.PHONY: help env browser demo test test-quick test-all test-gpu lint format clean
 
 help: ## list these commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
 env: ## create .venv with everything that serving and testing on a CPU needs
 	@tools/make-env.sh $(VENV)
+
+browser: ## install a headless Chromium for the tests of the status page, where apt can
+	@tools/install-browser.sh
 
 demo: env ## serve the embedded model with two attention servers and one MLP server, and ask it something
 	@$(RUN) -m sglang_afd.launch --attn 2 --mlp 1 --quiet --demo
@@ -28,7 +31,7 @@ format: env ## format the code and fix what ruff can fix
 	$(RUN) -m ruff format
 	$(RUN) -m ruff check --fix
 
-test: env ## run lint and the tests that need no GPU, but for the slow ones; failing lint does not hide the tests' results
+test: env $(if $(CI),browser) ## run lint and the tests that need no GPU, but for the slow ones; failing lint does not hide the tests' results
 	@$(MAKE) --no-print-directory lint; lint=$$?; $(RUN) -m pytest -m "not slow" && exit $$lint
 
 test-quick: env ## run the unit and contract tests, and one fleet of real servers

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sgl_router_afd import config as router_config
-from sgl_router_afd import endpoints
+from sgl_router_afd import endpoints, status
 from sgl_router_afd.dataplane.counters import SharedCounters
 from sgl_router_afd.metrics import render as render_router
 from sglang_afd import cli, merge_traces
@@ -66,6 +66,10 @@ def test_every_flag_of_the_router_is_on_the_page() -> None:
     check("python -m sgl_router_afd.launch_router", router_config._build_parser())
 
 
+def test_every_flag_of_the_status_program_is_on_the_page() -> None:
+    check("python -m sgl_router_afd.status", status.build_parser())
+
+
 def test_every_flag_of_the_model_builder_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     check("python -m sglang_afd.demo", demo_parser(monkeypatch))
 
@@ -108,7 +112,7 @@ def test_every_metric_of_the_router_is_on_the_page_and_no_other() -> None:
 def test_the_pages_programs_are_modules_of_this_package() -> None:
     programs = [name.split()[-1] for name in SECTIONS if name.startswith("python -m")]
 
-    assert len(programs) == 5
+    assert len(programs) == 6
     for name in programs:
         path = Path(__file__).parents[2] / Path(*name.split("."))
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), name

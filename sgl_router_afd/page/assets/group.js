@@ -36,9 +36,8 @@ function makeGroup() {
       const [left, right] = [attnSide(group), mlpSide(group, answer)];
       setText(attnTitle, counted(group.attn.length, "attention server", "attention servers"));
       setText(mlpTitle, counted(group.mlp.length, "MLP server", "MLP servers"));
-      const context = { answer, isCompact: group.attn.length > MANY_SERVERS };
-      attn.update(left, cardKey, context);
-      mlp.update(right, cardKey, context);
+      attn.update(left, cardKey, { answer, isCompact: left.length > MANY_SERVERS });
+      mlp.update(right, cardKey, { answer, isCompact: right.length > MANY_SERVERS });
       lines = linesOf(group.attn, right);
       wires.classList.toggle("dense", lines.length > MANY_LINES);
       setAttribute(wires, "aria-label", wireWords(lines));
@@ -82,8 +81,8 @@ function drawWires(wires, lines, attn, mlp) {
 }
 
 function wireNodes(line, from, to, origin) {
-  const [x1, y1] = [from.right - origin.left, from.top - origin.top + WIRE_HEIGHT];
-  const [x2, y2] = [to.left - origin.left, to.top - origin.top + WIRE_HEIGHT];
+  const [x1, y1] = [from.right - origin.left, from.top - origin.top + endHeight(from)];
+  const [x2, y2] = [to.left - origin.left, to.top - origin.top + endHeight(to)];
   const half = (x1 + x2) / 2;
   const path = draw("path", {
     class: line.kind, d: `M${x1} ${y1}C${half} ${y1} ${half} ${y2} ${x2} ${y2}`,
@@ -92,6 +91,11 @@ function wireNodes(line, from, to, origin) {
   if (line.kind === "attached") return [path, dot(x1, y1), dot(x2, y2)];
   if (line.kind === "lost") return [path, ...cross(half, (y1 + y2) / 2)];
   return [path];
+}
+
+/** Beside the name, also on the low cards of a large group. */
+function endHeight(card) {
+  return Math.min(WIRE_HEIGHT, card.height / 2);
 }
 
 function dot(x, y) {

@@ -21,8 +21,8 @@ function makeSpeed(words) {
 }
 
 /** A card; its role never changes. */
-function makeServer(first) {
-  const name = make("h4");
+function makeServer(first, heading = "h4") {
+  const name = make(heading, { class: "name" });
   const state = makeState();
   const why = make("p", { class: "why" });
   const load = first.isHole ? null : first.role === "attn" ? makeAttnLoad() : makeMlpLoad();
@@ -89,7 +89,7 @@ function makeMlpLoad() {
         ? `experts ${shard.first_expert}\u2013${shard.stop_expert - 1}, rank ${shard.ep_rank} of ${shard.ep_size}`
         : "no experts yet");
       const ratio = load.expert_imbalance;
-      meter.update(percent(ratio, 4), ratio > 0 ? `${ratio.toFixed(2)} \u00d7 mean` : "not known");
+      meter.update(percent(ratio, 4), ratio > 0 ? `${ratio.toFixed(2)} \u00d7` : "not known");
     },
   };
 }

@@ -5,7 +5,7 @@ const MAX_EVENTS_SHOWN = 100;
 function makeView() {
   const tiles = makeList(byId("tiles"), makeTile);
   const groups = makeList(byId("groups"), makeGroup);
-  const unplaced = makeList(byId("unplaced").querySelector("ul"), makeServer);
+  const unplaced = makeList(byId("unplaced").querySelector("ul"), (server) => makeServer(server, "h3"));
   const unheard = makeList(byId("unheard").querySelector("ul"), makeUnheard);
   const events = makeList(byId("events").querySelector("ol"), makeEvent);
   writeFirstSteps();
