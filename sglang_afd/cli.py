@@ -56,6 +56,7 @@ def _add_flags_of_both(both: argparse._ArgumentGroup) -> None:
         "File (mode 0600) with the secret that peers prove to each other. Without it only ipc:// "
         "and loopback addresses are accepted.",
     )
+    _add_router_flags(both)
     _add(
         both,
         "max_rows",
@@ -115,6 +116,44 @@ def _add_flags_of_both(both: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_router_flags(both: argparse._ArgumentGroup) -> None:
+    _add(
+        both,
+        "router_url",
+        "--afd-router",
+        "URL[,URL...]",
+        "HTTP addresses of routers that this server registers with; the first that answers is "
+        "told. With it --afd-mlp and --afd-leader may be left out: the router says where rank 0 "
+        "is. It keeps running when no router can be reached.",
+    )
+    _add(
+        both,
+        "advertise_url",
+        "--afd-advertise-url",
+        "URL",
+        "HTTP address at which the router and other servers reach this one. Default: --host and "
+        "--port; a server that listens everywhere takes the address from which it reaches the "
+        "router.",
+    )
+    _add(
+        both,
+        "server_id",
+        "--afd-server-id",
+        "ID",
+        "Name of this server at the router, the same over restarts: 1 to 64 letters, digits and "
+        "._:-. Rank R of several in one command is ID-R. Default: role, host and port.",
+    )
+    _add(
+        both,
+        "drain_timeout_s",
+        "--afd-drain-timeout",
+        "S",
+        "With --afd-router, how many seconds this server goes on after SIGTERM while the router "
+        "sends nothing more: an attention server until its requests are done, an MLP server until "
+        "no attention server of its group has any.",
+    )
+
+
 def _add_attn_flags(attn: argparse._ArgumentGroup) -> None:
     _add(
         attn,
@@ -122,7 +161,7 @@ def _add_attn_flags(attn: argparse._ArgumentGroup) -> None:
         "--afd-mlp",
         "URL[,URL...]",
         "HTTP address of MLP rank 0, which knows the other ranks; and those of spares that may "
-        "take its place. Asked in order. Required.",
+        "take its place. Asked in order. Required, unless --afd-router is given.",
     )
     _add(
         attn,
@@ -171,9 +210,9 @@ def _add_mlp_flags(mlp: argparse._ArgumentGroup) -> None:
         "leader_url",
         "--afd-leader",
         "URL[,URL...]",
-        "HTTP address of rank 0, and those of spares that may take its place; required for the "
-        "other ranks, which report to it, and for spares. Give rank 0 the same list, so that it "
-        "waits as a spare when it comes back and another leads.",
+        "HTTP address of rank 0, and those of spares that may take its place; required for spares, "
+        "and without --afd-router for the other ranks, which report to it. Give rank 0 the same "
+        "list, so that it waits as a spare when it comes back and another leads.",
     )
     _add(
         mlp,

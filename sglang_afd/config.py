@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import urlsplit
@@ -74,10 +75,14 @@ class AfdConfig:
     """What our flags say; SGLang's own flags stay SGLang's `ServerArgs`."""
 
     role: Role
-    mlp_url: str = ""  # attn: http URLs where MLP rank 0 may be, with commas; required there
+    router_url: str = ""  # http URLs of routers, with commas; the first that answers is told
+    advertise_url: str = ""  # this server's own HTTP address for others; "" by --host and --port
+    server_id: str = ""  # its name, the same over restarts; "" by its role and address
+    drain_timeout_s: float = 30.0  # how long it finishes requests after SIGTERM, 0 .. 86400
+    mlp_url: str = ""  # attn: http URLs where MLP rank 0 may be; required without a router
     listen: str = ""  # mlp: exchange address, ipc://path or tcp://host:port; "" makes an ipc path
     ep_rank: int = -1  # mlp: this server's rank, 0 .. ep_size - 1; -1 starts every rank
-    leader_url: str = ""  # mlp: http URLs where rank 0 may be; required but for a lone rank 0
+    leader_url: str = ""  # mlp: http URLs where rank 0 may be; required of others, and of spares
     secret_file: str = ""  # path, mode 0600; "" allows loopback addresses only
     num_micro_batches: str = "auto"  # attn: slices of a step, "auto" or "1" .. "4"
     trace_file: str = ""  # path of a timeline to write; "" writes none
@@ -96,6 +101,11 @@ class AfdConfig:
     attach_timeout_s: float = 300.0  # attn: longest wait for the MLP servers at start-up, >= 1
     heartbeat_timeout_s: float = 1.0  # silence after which a peer counts as gone, 0.1 .. 60
     allow_untested_model: bool = False  # serve an architecture that the test-suite does not cover
+
+    @property
+    def router_urls(self) -> tuple[str, ...]:
+        """The addresses of `--afd-router`, in order."""
+        return split_urls(self.router_url)
 
     @property
     def mlp_urls(self) -> tuple[str, ...]:
@@ -132,16 +142,33 @@ class AfdConfig:
         _check_range("--afd-stall-timeout", self.stall_timeout_s, 0.1, SGLANG_WATCHDOG_S)
         _check_range("--afd-attach-timeout", self.attach_timeout_s, 1, 86400)
         _check_range("--afd-heartbeat-timeout", self.heartbeat_timeout_s, 0.1, 60)
+        self._check_router()
         if self.role is Role.ATTN:
             self._check_attn()
         else:
             self._check_mlp()
 
+    def _check_router(self) -> None:
+        _check_urls("--afd-router", self.router_url)
+        if self.advertise_url:
+            _check_advertised(self.advertise_url)
+        if self.server_id and not _SERVER_ID.fullmatch(self.server_id):
+            raise ConfigError(
+                f"--afd-server-id {self.server_id} is no name of 1 to 64 letters, digits and ._:-"
+            )
+        _check_range("--afd-drain-timeout", self.drain_timeout_s, 0, 86400)
+        default = AfdConfig.__dataclass_fields__["drain_timeout_s"].default
+        if self.drain_timeout_s != default and not self.router_url:
+            raise ConfigError(
+                "--afd-drain-timeout needs --afd-router URL: without one nobody sends requests "
+                "elsewhere meanwhile; leave it out"
+            )
+
     def _check_attn(self) -> None:
-        if not self.mlp_url:
+        if not self.mlp_url and not self.router_url:
             raise ConfigError(
                 "--role attn needs --afd-mlp URL, the HTTP address of MLP rank 0, "
-                "e.g. --afd-mlp http://127.0.0.1:30010"
+                "e.g. --afd-mlp http://127.0.0.1:30010, or --afd-router URL, where it is told"
             )
         _check_urls("--afd-mlp", self.mlp_url)
         self._refuse_flags_of(Role.MLP)
@@ -161,10 +188,10 @@ class AfdConfig:
         if self.is_spare:
             self._check_spare()
             return
-        if self.ep_rank > 0 and not self.leader_url:
+        if self.ep_rank > 0 and not self.leader_url and not self.router_url:
             raise ConfigError(
                 f"--afd-ep-rank {self.ep_rank} needs --afd-leader URL, the HTTP address of rank 0, "
-                f"through which attention servers find it"
+                f"through which attention servers find it, or --afd-router URL, where it is told"
             )
         if self.ep_rank == -1 and self.leader_url:
             raise ConfigError(
@@ -219,6 +246,12 @@ _FLAGS_OF = {
 }
 
 
+_SERVER_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_ADVERTISED = re.compile(
+    r"https?://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}/?", re.ASCII
+)
+
+
 def check_exchange_address(flag: str, address: str) -> None:
     """Refuse what ZeroMQ could not bind or connect.
 
@@ -266,6 +299,20 @@ def _check_url(flag: str, url: str) -> None:
         is_sound = False
     if not is_sound:
         raise ConfigError(f"{flag} {url} is not an address like http://host:port")
+
+
+def _check_advertised(url: str) -> None:
+    if not _ADVERTISED.fullmatch(url) or not _has_sound_port(url):
+        raise ConfigError(
+            f"--afd-advertise-url {url} is not an address like http://host:port, without a path"
+        )
+
+
+def _has_sound_port(url: str) -> bool:
+    try:
+        return bool(urlsplit(url).port)
+    except ValueError:
+        return False
 
 
 def _check_graph_rows(text: str, most: int) -> None:

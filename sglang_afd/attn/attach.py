@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 WATCH_S = 0.2
+MOVE_S = 2.0  # between two looks whether other MLP servers are there
 CLOSE_TIMEOUT_S = 10.0  # an attempt to attach takes its time to end
 
 
@@ -73,9 +74,9 @@ class Attacher(Generic[_Link]):
     attached.
 
     Args:
-        mlp_url: Where MLP rank 0 may be, with commas.
+        mlp_url: Where MLP rank 0 may be, with commas; "" to go where the router says.
         options: Of each link.
-        board: Shows how it stands.
+        board: Shows how it stands, and where the router says that rank 0 is.
         connect: Attaches to the ranks at some addresses.
     """
 
@@ -87,6 +88,8 @@ class Attacher(Generic[_Link]):
         connect: Callable[[Sequence[str], LinkOptions], _Link],
     ) -> None:
         self._mlp_urls = split_urls(mlp_url)
+        self._found_at = ""  # of these, or of the router's, where rank 0 was found last
+        self._next_move_s = 0.0
         self._options = options
         self._board = board
         self._connect = connect
@@ -225,18 +228,54 @@ class Attacher(Generic[_Link]):
             self._attached(link)
             while link.watch(WATCH_S) and not self._is_closing.is_set():
                 self._reap()
+                if self._should_move():
+                    link.mark_lost("the router has put this server to other MLP servers")
             self._lost(link)
         self._reap()
 
     def _find(self) -> list[str]:
         """Ask for the exchange address of every rank, where rank 0 may be, in order."""
+        if self._mlp_urls:
+            return self._find_at(self._mlp_urls)
+        told = self._board.told.read()
+        if not told.urls:
+            why = f": {told.reason}" if told.reason else ""
+            raise PeerLost(f"the router has named no MLP servers yet{why}")
+        try:
+            for url in told.urls:
+                auth.require_secret_beyond_loopback(
+                    url, self._options.secret, "the router's address of MLP rank 0"
+                )
+            return self._find_at(told.urls)
+        except ConfigError as error:
+            raise PeerLost(str(error)) from None  # the router may name others at any time
+
+    def _find_at(self, urls: Sequence[str]) -> list[str]:
         failures: list[AfdError] = []
-        for url in self._mlp_urls:
+        for url in urls:
             try:
-                return self._addresses_at(url)
+                addresses = self._addresses_at(url)
             except (ConfigError, PeerLost) as error:
                 failures.append(error)
+                continue
+            self._found_at = url
+            return addresses
         raise _together(failures)
+
+    def _should_move(self) -> bool:
+        """Does the router name other MLP servers than those in force, and are they all there?"""
+        if self._mlp_urls:
+            return False
+        urls, now_s = self._board.told.read().urls, time.monotonic()
+        if not urls or self._found_at in urls or now_s < self._next_move_s:
+            return False
+        self._next_move_s = now_s + MOVE_S
+        try:
+            self._find()
+        except PeerLost as error:
+            logger.info("the router names other MLP servers, which are not there yet: %s", error)
+            return False
+        return True
 
     def _addresses_at(self, url: str) -> list[str]:
         info = fetch_info(url)
@@ -283,6 +322,7 @@ class Attacher(Generic[_Link]):
                 reason="",
                 epoch=link.epoch,
                 ranks=ranks,
+                lost=(),
                 num_attaches=self._board.read().num_attaches + 1,
             )
             self._changed.notify_all()
@@ -303,6 +343,7 @@ class Attacher(Generic[_Link]):
                 reason=reason,
                 epoch=0,
                 ranks=(),
+                lost=tuple(answer.boot_id for answer in link.ranks),
                 num_losses=self._board.read().num_losses + 1,
                 stalled_since_s=now_s,
                 held_until_s=now_s + self._options.stall_timeout_s,

@@ -6,12 +6,15 @@ import threading
 import time
 from typing import Any
 
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sglang_afd import __version__
+from sglang_afd.attn.facts import told_state
+from sglang_afd.attn.open_requests import OpenRequests
 from sglang_afd.attn.status import LinkState, StatusBoard
-from sglang_afd.protocol.paths import STATUS_PATH
+from sglang_afd.protocol.paths import REGISTRATION_PATH, STATUS_PATH
+from sglang_afd.registrar.registrar import DRAINING, Registrar
 from sglang_afd.upstream.versions import check_version
 
 _PROBE = "/health_generate"  # asks whether a request would be answered now; is never held
@@ -42,19 +45,17 @@ _NEEDS_EXPERTS = frozenset(
 _CHANGES_WEIGHTS = ("/update_weights", "/init_weights_update_group", "/load_lora_adapter")
 
 
-def _describe(board: StatusBoard, *, is_warm: bool) -> dict[str, Any]:
+def _describe(board: StatusBoard, registrar: Registrar, *, is_warm: bool) -> dict[str, Any]:
     now_s = time.monotonic()
     status = board.read().at(now_s)
-    state, reason = status.state, status.reason
+    state, reason = told_state(status, is_warm=is_warm)
     is_stalled = state is LinkState.STALLED
-    if state is LinkState.READY and not is_warm:
-        state, reason = LinkState.STARTING, "the warm-up request is running"
-    elif state is LinkState.STARTING and not reason:
-        reason = "waiting for the MLP servers"
+    is_draining = registrar.is_draining and state is LinkState.READY
     return {
         "role": "attn",
-        "state": state,
+        "state": DRAINING if is_draining else state,
         "reason": reason,
+        "router": registrar.status(),
         "epoch": status.epoch,
         "mlp": list(status.ranks),
         "stalled_for_s": round(now_s - status.stalled_since_s, 3) if is_stalled else None,
@@ -85,6 +86,14 @@ class Doorkeeper:
     While stalled, requests go on to SGLang, whose scheduler holds them.
 
     Outside SGLang's API-key check, so that a router needs no key to see who can serve.
+
+    Args:
+        app: SGLang's.
+        board: Of the scheduler process.
+        registrar: Starts when the server begins to listen.
+        open_requests: Counted here.
+        is_warm: Has the warm-up request been answered?
+        is_stopping: Set when the server stops listening.
     """
 
     def __init__(
@@ -92,11 +101,15 @@ class Doorkeeper:
         app: ASGIApp,
         *,
         board: StatusBoard,
+        registrar: Registrar,
+        open_requests: OpenRequests,
         is_warm: threading.Event,
         is_stopping: threading.Event,
     ) -> None:
         self._app = app
         self._board = board
+        self._registrar = registrar
+        self._open_requests = open_requests
         self._is_warm = is_warm
         self._is_stopping = is_stopping
 
@@ -105,20 +118,31 @@ class Doorkeeper:
             await self._app(scope, self._watching(receive), send)
             return
         answer = self._answer(scope["path"]) if scope["type"] == "http" else None
-        await (answer or self._app)(scope, receive, send)
+        if answer is not None:
+            await answer(scope, receive, send)
+        elif scope["type"] == "http" and scope["path"] in _NEEDS_EXPERTS:
+            with self._open_requests.one():
+                await self._app(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
     def _watching(self, receive: Receive) -> Receive:
         async def receive_and_look() -> Message:
             message = await receive()
+            if message["type"] == "lifespan.startup":
+                self._registrar.start()
             if message["type"] == "lifespan.shutdown":
                 self._is_stopping.set()  # SGLang is about to wait for the warm-up's thread
             return message
 
         return receive_and_look
 
-    def _answer(self, path: str) -> JSONResponse | None:
+    def _answer(self, path: str) -> Response | None:
         if path == STATUS_PATH:
-            return JSONResponse(_describe(self._board, is_warm=self._is_warm.is_set()))
+            is_warm = self._is_warm.is_set()
+            return JSONResponse(_describe(self._board, self._registrar, is_warm=is_warm))
+        if path == REGISTRATION_PATH:
+            return self._registration()
         if path.startswith(_CHANGES_WEIGHTS):
             return _half_a_model(path)
         if path == _PROBE:
@@ -126,6 +150,12 @@ class Doorkeeper:
         if path in _NEEDS_EXPERTS:
             return self._unless(LinkState.READY, LinkState.STALLED)
         return None
+
+    def _registration(self) -> Response:
+        body = self._registrar.registration()
+        if body is None:
+            return _error(503, "service_unavailable", "the scheduler is not there yet")
+        return Response(body, media_type="application/json")
 
     def _unless(self, *states: LinkState) -> JSONResponse | None:
         status = self._board.read().at(time.monotonic())

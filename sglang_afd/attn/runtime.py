@@ -75,7 +75,7 @@ class Runtime:
         self.num_micro_batches = 1  # of the running step; set by what cuts it
         self.is_in_step = False
         self._step = Step(number=0, kind=Kind.DECODE, deadline_s=float("inf"))
-        self._server_id = f"attn-{server_args.port}-{secrets.token_hex(3)}"
+        self._server_id = f"attn-{server_args.port}-{secrets.token_hex(5)}"
         self._timeline = timeline.begin(config.trace_file, self._server_id)
 
     def adopt_model(
@@ -95,6 +95,9 @@ class Runtime:
         """
         spec = self._spec_of(model, architecture, dtype)
         self._show_weights()
+        self.board.update(
+            boot_id=self._server_id, fingerprint=spec.fingerprint, num_experts=spec.num_experts
+        )
         options = LinkOptions(
             server_id=self._server_id,
             spec=spec,

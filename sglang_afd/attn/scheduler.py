@@ -11,13 +11,14 @@ from typing import Any, NoReturn
 
 from sglang_afd.attn import model_hooks, runtime
 from sglang_afd.attn.announcer import Forecast
+from sglang_afd.attn.load import SchedulerLoad
 from sglang_afd.attn.recovery import Recovery
 from sglang_afd.attn.runtime import Runtime
 from sglang_afd.attn.status import StatusBoard
 from sglang_afd.config import AfdConfig
 from sglang_afd.errors import AfdError, PeerLost, StallTimeout
 from sglang_afd.protocol.messages import Kind
-from sglang_afd.upstream import gpu_memory, hooks, scheduler
+from sglang_afd.upstream import gpu_memory, hooks, load, scheduler
 from sglang_afd.upstream.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
@@ -68,8 +69,11 @@ def _around_event_loop(
     here.board.update(
         memory=gpu_memory.memory_of_attention(
             owner.tp_worker.model_runner, slab_bytes=here.exchange.slab_bytes
-        )
+        ),
+        max_running_requests=owner.max_running_requests,
+        kv_tokens=owner.max_total_num_tokens,
     )
+    _show_load(owner, None)
     try:
         here.wait_attached()
     except AfdError as error:
@@ -86,6 +90,7 @@ def _around_event_loop(
         except PeerLost as error:
             here.exchange.give_up(str(error))
             recovery.after_failure(owner, error)
+        _show_load(owner, None)
 
 
 def _around_run_batch(
@@ -102,6 +107,8 @@ def _around_run_batch(
         here.exchange.launched()
         result = run_batch(owner, batch, *args, **kwargs)
         here.announce_next(_forecast(owner, batch))
+    here.board.load.count_tokens(load.num_tokens_of(owner, batch))
+    _show_load(owner, batch)
     return result
 
 
@@ -127,8 +134,21 @@ def _forecast(owner: scheduler.Scheduler, batch: scheduler.ScheduleBatch) -> For
 
 
 def _around_idle(on_idle: Callable[..., None], owner: scheduler.Scheduler) -> None:
-    runtime.current().announce_idle()
+    here = runtime.current()
+    here.announce_idle()
+    if here.board.load.is_stale():
+        _show_load(owner, None)
     on_idle(owner)
+
+
+def _show_load(owner: scheduler.Scheduler, batch: scheduler.ScheduleBatch | None) -> None:
+    runtime.current().board.load.show(
+        SchedulerLoad(
+            num_running=load.num_running(owner, batch),
+            num_waiting=load.num_waiting(owner),
+            free_kv_tokens=load.free_kv_tokens(owner),
+        )
+    )
 
 
 def _die(error: AfdError) -> NoReturn:

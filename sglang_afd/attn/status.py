@@ -1,8 +1,4 @@
-"""What the scheduler process knows of its MLP servers, readable outside the scheduler.
-
-Shared memory with two pages: the writer fills the page that is not shown, then turns to it. A
-reader reads again when the page was turned meanwhile.
-"""
+"""What the scheduler process knows of itself and its MLP servers, readable outside of it."""
 
 from __future__ import annotations
 
@@ -14,7 +10,10 @@ from typing import Any
 
 import msgspec
 
+from sglang_afd.attn.load import LoadBoard
 from sglang_afd.protocol.messages import MAX_MICRO_BATCHES
+from sglang_afd.registrar.told import ToldPage
+from sglang_afd.shared_page import SharedPage
 
 _PAGE_BYTES = 64 * 1024
 _MAX_REASON = 2000  # characters; a reason may quote what a peer sent
@@ -36,6 +35,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # why it is not ready, for people
     epoch: int = 0  # of the attachment in force; 0 without one
     ranks: tuple[dict[str, Any], ...] = ()  # rank, experts and boot id of each MLP server
+    lost: tuple[str, ...] = ()  # boot ids of those that it had, while it has none
     stalled_since_s: float = 0.0  # time.monotonic() of the loss; read while STALLED only
     held_until_s: float = 0.0  # time.monotonic() from which on STALLED means DETACHED
     num_attaches: int = 0
@@ -44,6 +44,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     num_failed_requests: int = 0  # ended because the MLP servers were away
     weights: dict[str, int] = {}  # tensors read and skipped; msgspec copies the default
     memory: dict[str, int] = {}  # what it holds on its GPU; empty on a CPU
+    boot_id: str = ""  # of the scheduler process, by which MLP servers know it
+    fingerprint: str = ""  # of the model; "" until it is loaded
+    num_experts: int = 0  # of one layer
+    max_running_requests: int = 0  # 0 until the scheduler is there
+    kv_tokens: int = 0  # that its cache holds
 
     def at(self, now_s: float) -> Status:
         """This status at a time of `time.monotonic()`, which processes of one host share."""
@@ -56,13 +61,13 @@ class StatusBoard:
     """One writer process, any number of readers; hand it to a child process as an argument."""
 
     def __init__(self) -> None:
-        self._memory: Any = get_context("spawn").RawArray(ctypes.c_uint8, 2 * _PAGE_BYTES)
-        # Counts the updates; its parity is the page shown.
-        self._turn: Any = get_context("spawn").RawValue(ctypes.c_int64, -1)
+        self._page = SharedPage(_PAGE_BYTES)
         # Steps that ran, by number of micro-batches; counted apart, since every step counts.
         self._steps: Any = get_context("spawn").RawArray(ctypes.c_int64, MAX_MICRO_BATCHES)
         self._status = Status()
         self._lock = threading.Lock()
+        self.load = LoadBoard()
+        self.told = ToldPage()  # the other way: written by the HTTP process
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
@@ -77,15 +82,7 @@ class StatusBoard:
             changes["reason"] = changes["reason"][:_MAX_REASON]
         with self._lock:
             self._status = msgspec.structs.replace(self._status, **changes)
-            text = msgspec.json.encode(self._status)
-            turn = self._turn.value + 1
-            if len(text) + 4 > _PAGE_BYTES:
-                raise AssertionError(f"status of {len(text)} bytes does not fit its page")
-            start = turn % 2 * _PAGE_BYTES
-            view = memoryview(self._memory).cast("B")
-            view[start : start + 4] = len(text).to_bytes(4, "little")
-            view[start + 4 : start + 4 + len(text)] = text
-            self._turn.value = turn
+            self._page.write(msgspec.json.encode(self._status))
             return self._status
 
     def count_step(self, num_micro_batches: int) -> None:
@@ -98,11 +95,5 @@ class StatusBoard:
 
     def read(self) -> Status:
         """The last status shown."""
-        view = memoryview(self._memory).cast("B")
-        while (turn := self._turn.value) >= 0:
-            start = turn % 2 * _PAGE_BYTES
-            length = int.from_bytes(view[start : start + 4], "little")
-            text = bytes(view[start + 4 : start + 4 + length])
-            if self._turn.value == turn:
-                return msgspec.json.decode(text, type=Status)
-        return Status()
+        text = self._page.read()
+        return msgspec.json.decode(text, type=Status) if text else Status()

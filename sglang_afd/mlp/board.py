@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from sglang_afd.mlp.peers import PeersPage
+from sglang_afd.registrar.told import ToldPage
 from sglang_afd.rounds.counters import RoundCounters
 
 
@@ -71,9 +73,8 @@ class Board:
         self._memory: Any = get_context("spawn").RawArray(
             ctypes.c_int64, len(Counter) + num_local_experts
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"num_local_experts": self.num_local_experts, "_memory": self._memory}
+        self.peers = PeersPage()
+        self.told = ToldPage()  # the other way: written by the HTTP process
 
     @property
     def words(self) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -23,6 +24,7 @@ from aiohttp import web
 from sglang_afd.errors import ConfigError
 from sglang_afd.mlp.board import Board, Counter
 from sglang_afd.mlp.board_metrics import render
+from sglang_afd.mlp.facts import MlpFacts, Name
 from sglang_afd.mlp.group import Group, MemberReport
 from sglang_afd.mlp.membership import (
     MEMBERS_PATH,
@@ -34,7 +36,9 @@ from sglang_afd.mlp.membership import (
 from sglang_afd.mlp.place import NO_RANK, Place
 from sglang_afd.process import die_with_parent
 from sglang_afd.protocol import auth
-from sglang_afd.protocol.paths import STATUS_PATH
+from sglang_afd.protocol.paths import REGISTRATION_PATH, STATUS_PATH
+from sglang_afd.registrar.drain import TURN_S, Drain
+from sglang_afd.registrar.registrar import DRAINING, Registrar
 from sglang_afd.transport.addresses import replace_wildcard
 
 logger = logging.getLogger(__name__)
@@ -50,6 +54,9 @@ class HttpOptions:
     report: MemberReport  # with NO_RANK for a spare, and without an exchange address
     leader_urls: tuple[str, ...]  # where rank 0 may be
     secret: bytes
+    name: Name
+    router_urls: tuple[str, ...] = ()
+    drain_timeout_s: float = 0.0
 
     @property
     def asks_first(self) -> bool:
@@ -65,6 +72,19 @@ class Serving:
     exchange_address: str
 
 
+class FromLoop(Enum):
+    """Other words of the loop's process."""
+
+    DRAIN = auto()  # this server was asked to end; say `ToLoop.DRAINED` when it may
+    STOP = auto()  # end now
+
+
+class ToLoop(Enum):
+    """Words to the loop's process, beside the rank to load."""
+
+    DRAINED = auto()
+
+
 def serve(listener: socket.socket, board: Board, options: HttpOptions, pipe: Connection) -> None:
     """Entry point of the process; returns when it is told to terminate.
 
@@ -72,7 +92,8 @@ def serve(listener: socket.socket, board: Board, options: HttpOptions, pipe: Con
         listener: Bound; listened on here.
         board: Of the loop's process.
         options: Who this server is.
-        pipe: Says the rank to load where the loop's process cannot know it; takes a `Serving`.
+        pipe: Says the rank to load where the loop's process cannot know it; takes a `Serving`, and
+            a `FromLoop`.
     """
     die_with_parent()
     logging.basicConfig(format="[%(asctime)s] %(message)s", level=logging.INFO)
@@ -83,30 +104,95 @@ async def _serve(
     listener: socket.socket, board: Board, options: HttpOptions, pipe: Connection
 ) -> None:
     place = make_place(board, options)
-    membership = Membership(place, options.leader_urls, options.secret, pipe.send)
-    runner = web.AppRunner(build_app(board, place, options.secret), access_log=None)
+    registrar = Registrar(
+        MlpFacts(options.name, place, board),
+        urls=options.router_urls,
+        secret=options.secret,
+        told=board.told,
+    )
+    membership = Membership(
+        place, options.leader_urls, options.secret, pipe.send, told=board.told.read
+    )
+    runner = web.AppRunner(build_app(board, place, options.secret, registrar), access_log=None)
     await runner.setup()
     await web.SockSite(runner, listener).start()
+    registrar.start()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    ending = _Ending(stop, registrar, board, pipe, options.drain_timeout_s)
 
     def hear() -> None:
-        loop.remove_reader(pipe.fileno())
         try:
-            serving: Serving = pipe.recv()
+            word = pipe.recv()
         except EOFError:  # the loop's process is ending
+            loop.remove_reader(pipe.fileno())
             return
-        place.serve(serving.info, serving.exchange_address)
-        membership.hurry()
+        match word:
+            case Serving(info=info, exchange_address=exchange_address):
+                place.serve(info, exchange_address)
+                membership.hurry()
+            case FromLoop.DRAIN:
+                ending.drain()
+            case FromLoop.STOP:
+                stop.set()
 
+    def on_sigterm() -> None:
+        # An orchestrator may signal every process; the loop's has the last word while it serves.
+        if options.router_urls and place.report.exchange_address and not ending.has_begun:
+            ending.drain()
+        else:
+            stop.set()
+
+    loop.add_signal_handler(signal.SIGTERM, on_sigterm)
+    loop.add_signal_handler(signal.SIGINT, stop.set)
     loop.add_reader(pipe.fileno(), hear)
     task = asyncio.create_task(_be_member(membership, place, options))
     task.add_done_callback(partial(_ended, stop))
     await stop.wait()
     task.cancel()
+    await asyncio.to_thread(registrar.stop)
     await runner.cleanup()
+
+
+class _Ending:
+    """Drains this server once it is asked to end."""
+
+    def __init__(
+        self,
+        stop: asyncio.Event,
+        registrar: Registrar,
+        board: Board,
+        pipe: Connection,
+        timeout_s: float,
+    ) -> None:
+        self._stop = stop
+        self._registrar = registrar
+        self._board = board
+        self._pipe = pipe
+        self._timeout_s = timeout_s
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self._task is not None
+
+    def drain(self) -> None:
+        """Begin; the second time nothing happens."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        drain = Drain(self._registrar, self._is_idle, self._timeout_s)
+        while not drain.is_over():
+            await asyncio.sleep(TURN_S)
+        try:
+            self._pipe.send(ToLoop.DRAINED)
+        except OSError:  # the loop's process has ended meanwhile
+            self._stop.set()
+
+    def _is_idle(self) -> bool:
+        # The router knows whether those that are attached have requests.
+        return self._registrar.may_stop is True or self._board.read()[Counter.PEERS] == 0
 
 
 def _ended(stop: asyncio.Event, task: asyncio.Task[None]) -> None:
@@ -136,9 +222,9 @@ def make_place(board: Board, options: HttpOptions) -> Place:
     return place
 
 
-def build_app(board: Board, place: Place, secret: bytes) -> web.Application:
+def build_app(board: Board, place: Place, secret: bytes, registrar: Registrar) -> web.Application:
     """The routes of one server."""
-    endpoints = Endpoints(board, place, secret)
+    endpoints = Endpoints(board, place, secret, registrar)
     app = web.Application(client_max_size=64 * 1024)
     app.add_routes(
         [
@@ -147,6 +233,7 @@ def build_app(board: Board, place: Place, secret: bytes) -> web.Application:
             web.get("/server_info", endpoints.server_info),
             web.get("/get_server_info", endpoints.server_info),
             web.get(STATUS_PATH, endpoints.status),
+            web.get(REGISTRATION_PATH, endpoints.registration),
             web.post(MEMBERS_PATH, endpoints.members),
         ]
     )
@@ -156,10 +243,11 @@ def build_app(board: Board, place: Place, secret: bytes) -> web.Application:
 class Endpoints:
     """What each path answers."""
 
-    def __init__(self, board: Board, place: Place, secret: bytes) -> None:
+    def __init__(self, board: Board, place: Place, secret: bytes, registrar: Registrar) -> None:
         self._board = board
         self._place = place
         self._secret = secret
+        self._registrar = registrar
 
     async def health(self, request: web.Request) -> web.Response:
         is_well, (state, reason) = self._place.is_well(), self._place.state()
@@ -170,8 +258,19 @@ class Endpoints:
 
     async def status(self, request: web.Request) -> web.Response:
         state, reason = self._place.state()
-        body = {"role": "mlp", "state": state, "reason": reason}
-        return web.json_response(body | {"attached_peers": self._board.read()[Counter.PEERS]})
+        is_draining = self._registrar.is_draining and state == "ready"
+        return web.json_response(
+            {
+                "role": "mlp",
+                "state": DRAINING if is_draining else state,
+                "reason": reason,
+                "router": self._registrar.status(),
+                "attached_peers": self._board.read()[Counter.PEERS],
+            }
+        )
+
+    async def registration(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._registrar.registration(), content_type="application/json")
 
     async def metrics(self, request: web.Request) -> web.Response:
         place = self._place

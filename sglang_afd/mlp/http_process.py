@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import socket
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from sglang_afd.mlp import http
 from sglang_afd.mlp.board import Board
 
 POLL_S = 0.2
-STOP_S = 5.0
+STOP_S = 8.0  # its goodbye to a router takes up to 5 s
 
 
 class HttpProcess:
@@ -54,6 +55,18 @@ class HttpProcess:
             self._process.join(STOP_S)
             self.check()
 
+    def drain(self) -> None:
+        """Tell it that this server was asked to end."""
+        self._tell(http.FromLoop.DRAIN)
+
+    def is_drained(self) -> bool:
+        """Has it said since that this server may end?"""
+        try:
+            return self._pipe.poll() and self._pipe.recv() is http.ToLoop.DRAINED
+        except (EOFError, OSError):
+            self._process.join(STOP_S)
+            return False  # `check` finds it dead
+
     def check(self) -> None:
         """Is it alive?
 
@@ -65,5 +78,11 @@ class HttpProcess:
 
     def stop(self) -> None:
         """End it."""
-        self._process.terminate()
+        self._tell(http.FromLoop.STOP)
         self._process.join(STOP_S)
+        if self._process.is_alive():
+            self._process.kill()
+
+    def _tell(self, word: http.FromLoop) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            self._pipe.send(word)

@@ -30,4 +30,4 @@ def find_leader(urls: Sequence[str], boot_id: str) -> str:
         if 0 in group and any(member.boot_id == boot_id for member in group.values()):
             return replace_wildcard(group[0].exchange_address, urlsplit(url).hostname or "")
         failures.append(f"{url} does not serve as rank 0 of a group with this rank yet")
-    raise PeerLost("; ".join(failures))
+    raise PeerLost("; ".join(failures) or "the router has not said where rank 0 is")

@@ -17,6 +17,7 @@ from sglang_afd.mlp.group import RENEW_S, MemberReport
 from sglang_afd.mlp.place import Place
 from sglang_afd.mlp.spare import Candidate, Claim, Lead, Seen, Wait, Watch
 from sglang_afd.protocol import auth
+from sglang_afd.registrar.told import Told
 from sglang_afd.transport.server_info import MAX_INFO_BYTES
 
 logger = logging.getLogger(__name__)
@@ -53,13 +54,20 @@ class Membership:
         urls: Where rank 0 may be, in order.
         secret: Proves that this server belongs to the group.
         on_rank: Told the rank to load, once, when a waiting server has got one.
+        told: Where the router says that rank 0 is; asked where there are no `urls`.
     """
 
     def __init__(
-        self, place: Place, urls: Sequence[str], secret: bytes, on_rank: Callable[[int], None]
+        self,
+        place: Place,
+        urls: Sequence[str],
+        secret: bytes,
+        on_rank: Callable[[int], None],
+        told: Callable[[], Told] = Told,
     ) -> None:
         self._place = place
         self._urls = list(urls)
+        self._told = told
         self._secret = secret
         self._on_rank = on_rank
         self._has_news = asyncio.Event()
@@ -148,7 +156,12 @@ class Membership:
         Begins with the one that accepted last, so that another that is away costs no lease.
         """
         answers = []
-        for url in list(self._urls):
+        told = self._told()
+        urls = list(self._urls or told.urls)
+        if not urls:
+            why = f": {told.reason}" if told.reason else ""
+            return Answer(Outcome.NOT_THERE, f"the router has not said where rank 0 is{why}")
+        for url in urls:
             answer = await self._report(session, url, self._place.report)
             if answer.outcome is Outcome.ACCEPTED:
                 self._prefer(url)
@@ -159,8 +172,9 @@ class Membership:
         return Answer(outcome, "; ".join(answer.text for answer in answers))
 
     def _prefer(self, url: str) -> None:
-        self._urls.remove(url)
-        self._urls.insert(0, url)
+        if url in self._urls:
+            self._urls.remove(url)
+            self._urls.insert(0, url)
 
     async def _report(
         self, session: aiohttp.ClientSession, url: str, report: MemberReport

@@ -20,7 +20,7 @@ from sglang_afd.upstream.model_check import num_experts_of
 from sglang_afd.upstream.server_args import ServerArgs
 
 POLL_S = 0.2
-GRACE_S = 10.0  # for children to stop by themselves
+GRACE_S = 10.0  # for children to stop by themselves, once they have drained
 
 
 def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int, argv: Sequence[str]) -> int:
@@ -39,7 +39,12 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int, argv: Seq
             "--afd-listen with several ranks in one command would give them one address; "
             "leave it out, or start each rank with its own --afd-ep-rank and --afd-listen"
         )
-    return _Ranks(server_args, ep_size, argv, config.trace_file).run()
+    if config.advertise_url:
+        raise ConfigError(
+            "--afd-advertise-url with several ranks in one command would give them one address; "
+            "leave it out, or start each rank with its own --afd-ep-rank and --afd-advertise-url"
+        )
+    return _Ranks(config, server_args, ep_size, argv).run()
 
 
 def leader_url(host: str, port: int) -> str:
@@ -52,14 +57,18 @@ class _Ranks:
     """The children, one for each rank; the first that ends takes the others along."""
 
     def __init__(
-        self, server_args: ServerArgs, ep_size: int, argv: Sequence[str], trace_file: str
+        self, config: AfdConfig, server_args: ServerArgs, ep_size: int, argv: Sequence[str]
     ) -> None:
+        name, trace_file = config.server_id, config.trace_file
+        drain_s = config.drain_timeout_s if config.router_url else 0.0
+        self._grace_s = drain_s + GRACE_S
         leader = leader_url(server_args.host, server_args.port)
         self._commands = [
             [
                 *(sys.executable, "-m", "sglang_afd.launch_server", *argv),
                 *("--port", str(server_args.port + rank), "--afd-ep-rank", str(rank)),
                 *(("--afd-leader", leader) if rank else ()),
+                *(("--afd-server-id", f"{name}-{rank}") if name else ()),
                 *(("--afd-trace", place_of_rank(trace_file, rank)) if trace_file else ()),
             ]
             for rank in range(ep_size)
@@ -88,7 +97,7 @@ class _Ranks:
     def _stop(self) -> None:
         for child in self._children:
             child.terminate()
-        deadline_s = time.monotonic() + GRACE_S
+        deadline_s = time.monotonic() + self._grace_s
         for child in self._children:
             try:
                 child.wait(max(0.0, deadline_s - time.monotonic()))

@@ -67,6 +67,7 @@ class Reception:
     ) -> None:
         self._hub = hub
         self._cells = board.cells
+        self._peers = board.peers
         self._order = order
         self._keeper = keeper
         self._timeline = timeline
@@ -130,6 +131,7 @@ class Reception:
     def _meet(self, event: PeerAttached, now_s: float) -> None:
         self._cells[Counter.PEERS] += 1
         self._cells[Counter.ATTACHES] += 1
+        self._peers.attached(event.peer, event.server_id)
         self._keeper.attached(event)
         self._order.peer_attached(event.peer, event.epoch, now_s)
         if self._timeline is not None:
@@ -139,7 +141,9 @@ class Reception:
     def _forget(self, event: PeerGone, now_s: float) -> None:
         self._keeper.gone(event.peer)
         self._cells[Counter.PEERS] -= 1
-        self._cells[Counter.LOST_PEERS] += event.reason != "detached"
+        is_lost = event.reason != "detached"
+        self._cells[Counter.LOST_PEERS] += is_lost
+        self._peers.gone(event.peer, event.server_id, reason=event.reason if is_lost else "")
         self._order.peer_gone(event.peer, now_s)
         if self._timeline is not None:
             self._timeline.gone(event.peer, event.server_id, event.reason)

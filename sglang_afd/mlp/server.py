@@ -22,6 +22,7 @@ from sglang_afd.mlp import http
 from sglang_afd.mlp.board import Board
 from sglang_afd.mlp.device_watch import DeviceFailed
 from sglang_afd.mlp.experts import Experts
+from sglang_afd.mlp.facts import Name
 from sglang_afd.mlp.group import MemberReport
 from sglang_afd.mlp.http_process import HttpProcess
 from sglang_afd.mlp.leader import find_leader
@@ -32,6 +33,7 @@ from sglang_afd.mlp.rank_order import make_rank_order
 from sglang_afd.protocol import auth
 from sglang_afd.protocol.handshake import Gate, MlpIdentity
 from sglang_afd.protocol.messages import ModelSpec
+from sglang_afd.registrar.address import advertised_url, server_id
 from sglang_afd.topology import ExpertShard
 from sglang_afd.trace import file as trace_file
 from sglang_afd.trace import mlp as mlp_timeline
@@ -46,6 +48,7 @@ from sglang_afd.upstream.versions import check_version
 logger = logging.getLogger(__name__)
 
 CHILD_CHECK_S = 1.0
+DRAIN_CHECK_S = 0.1
 
 
 def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
@@ -55,6 +58,8 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
     auth.require_secret_beyond_loopback(listen, secret, "--afd-listen")
     for url in config.leader_urls:
         auth.require_secret_beyond_loopback(url, secret, "--afd-leader")
+    for url in config.router_urls:
+        auth.require_secret_beyond_loopback(url, secret, "--afd-router")
     with_rounds = has_rounds()
     transport = choose_transport(
         config.transport, is_cuda=server_args.device == "cuda", address=listen
@@ -77,6 +82,9 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
         report=report,
         leader_urls=config.leader_urls,
         secret=secret,
+        name=_name(config, server_args),
+        router_urls=config.router_urls,
+        drain_timeout_s=config.drain_timeout_s,
     )
     board = Board(_num_local(server_args, ep_size))
     http_process = HttpProcess(listener, board, options)
@@ -99,7 +107,7 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
         exchange = open_exchange(config, gate, experts, listen, has_rounds=with_rounds)
         hub = exchange.hub
         if rank and with_rounds:
-            hub.follow(_follower(config, identity, secret))
+            hub.follow(_follower(config, identity, secret, board))
     http_process.serve(options.info | _info(identity, experts, exchange), hub.address)
     logger.info(
         "MLP rank %d of %d serves experts %d to %d of %s: exchange %s, HTTP port %d, %.1f s",
@@ -115,16 +123,24 @@ def serve(config: AfdConfig, server_args: ServerArgs, *, ep_size: int) -> int:
     order = make_rank_order(
         hub.order, sorted(experts.layers), rank=rank, ep_size=ep_size, has_rounds=with_rounds
     )
+    if config.router_urls:
+        stop.drain_first()
     return _run(
         functools.partial(exchange.run, board, order, stop, timeline), exchange, http_process
     )
 
 
 class _StopFlag:
-    """Asked by the loop at every turn: a signal came, or the HTTP process died."""
+    """Asked by the loop at every turn: a signal came, or the HTTP process died.
+
+    SIGTERM lets the HTTP process drain this server first, once `drain_first` was called.
+    """
 
     def __init__(self) -> None:
         self._is_set = False
+        self._drains_first = False
+        self._is_asked_to_drain = False
+        self._is_draining = False
         self._ends_at_once = True  # nothing asks yet
         self._http_process: HttpProcess | None = None
         self._next_check_s = 0.0
@@ -134,6 +150,9 @@ class _StopFlag:
     def watch(self, http_process: HttpProcess) -> None:
         self._http_process = http_process
         self._ends_at_once = False
+
+    def drain_first(self) -> None:
+        self._drains_first = True
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -147,14 +166,27 @@ class _StopFlag:
     def __call__(self) -> bool:
         now_s = time.monotonic()
         if self._http_process is not None and now_s >= self._next_check_s:
-            self._next_check_s = now_s + CHILD_CHECK_S
             self._http_process.check()
+            if self._is_asked_to_drain:
+                self._drain(self._http_process)
+            self._next_check_s = now_s + (DRAIN_CHECK_S if self._is_draining else CHILD_CHECK_S)
         return self._is_set
+
+    def _drain(self, http_process: HttpProcess) -> None:
+        if not self._is_draining:
+            self._is_draining = True
+            http_process.drain()
+        elif http_process.is_drained():
+            self._is_set = True
 
     def _on_signal(self, number: int, frame: object) -> None:
         if self._ends_at_once:
             raise SystemExit(128 + number)
-        self._is_set = True
+        if number == signal.SIGTERM and self._drains_first:
+            self._is_asked_to_drain = True
+            self._next_check_s = 0.0
+        else:
+            self._is_set = True
 
 
 def _run(run: Callable[[], None], exchange: ServesRows, http_process: HttpProcess) -> int:
@@ -184,14 +216,27 @@ def _check_size(experts: Experts, board: Board) -> None:
         )
 
 
-def _follower(config: AfdConfig, identity: MlpIdentity, secret: bytes) -> ZmqFollower:
+def _name(config: AfdConfig, server_args: ServerArgs) -> Name:
+    url = advertised_url(config, host=server_args.host, port=server_args.port)
+    return Name(
+        server_id=server_id(config, url),
+        url=url,
+        peer_urls=config.leader_urls,
+        num_experts=num_experts_of(server_args.model_path, server_args.json_model_override_args),
+    )
+
+
+def _follower(config: AfdConfig, identity: MlpIdentity, secret: bytes, board: Board) -> ZmqFollower:
     options = GreetOptions(
         server_id=f"mlp-{identity.rank}",
         spec=identity.spec,
         secret=secret,
         heartbeat_timeout_s=config.heartbeat_timeout_s,
     )
-    find = functools.partial(find_leader, config.leader_urls, identity.boot_id)
+
+    def find() -> str:
+        return find_leader(config.leader_urls or board.told.read().urls, identity.boot_id)
+
     return ZmqFollower(find, options, rank=identity.rank)
 
 

@@ -17,10 +17,11 @@ from sglang_afd.errors import ProtocolError, Refused
 
 REGISTRATION_VERSION = 1
 MAX_MESSAGE_BYTES = 256 * 1024
+MAX_NAME_CHARS = 256
 
 ServerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}\Z")]
 BootId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 GroupName = Annotated[str, Meta(pattern=r"^([a-z0-9-]{1,64})?\Z")]
 Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Url = Annotated[

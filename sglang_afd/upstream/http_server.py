@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +15,13 @@ from starlette.types import ASGIApp
 from sglang_afd.upstream import hooks
 
 API_KEY_HOOK = "sglang.srt.utils.auth.add_api_key_middleware"
+SIGTERM_HOOK = "sglang.srt.managers.tokenizer_manager.SignalHandler.sigterm_handler"
 
 __all__ = [
     "API_KEY_HOOK",
+    "SIGTERM_HOOK",
     "add_outermost_middleware",
+    "before_sigterm",
     "kill_process_tree",
     "launch_server",
     "mark_up",
@@ -42,6 +46,18 @@ def add_outermost_middleware(
         app.add_middleware(middleware)
 
     hooks.install([hooks.Hook(target=API_KEY_HOOK, type=hooks.AROUND, function=add_both)])
+
+
+def before_sigterm(prepare: Callable[[Callable[[], None]], None]) -> None:
+    """Have SIGTERM call `prepare`, with what SGLang does on it; that may be called by any thread.
+
+    It takes effect with SGLang's own handler, which is installed when the first request comes.
+    """
+
+    def around(sigterm_handler: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        prepare(functools.partial(sigterm_handler, *args, **kwargs))
+
+    hooks.install([hooks.Hook(target=SIGTERM_HOOK, type=hooks.AROUND, function=around)])
 
 
 def mark_up() -> None:

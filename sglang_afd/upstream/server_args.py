@@ -23,7 +23,7 @@ from sglang_afd.config import (
 from sglang_afd.errors import ConfigError
 from sglang_afd.fingerprint import fingerprint
 from sglang_afd.protocol import auth
-from sglang_afd.protocol.paths import STATUS_PATH
+from sglang_afd.protocol.paths import REGISTRATION_PATH, STATUS_PATH
 from sglang_afd.upstream import cpu_shim
 from sglang_afd.upstream.model_check import check_model, local_model_path
 
@@ -152,9 +152,11 @@ def resolve_transport(config: AfdConfig, *, is_cuda: bool) -> AfdConfig:
     Raises:
         ConfigError: What was asked for cannot work.
     """
-    is_here = all(auth.is_loopback(url) for url in config.mlp_urls)
+    # Without --afd-mlp they are taken to be where the router is.
+    places = config.mlp_urls or config.router_urls
+    is_here = all(auth.is_loopback(url) for url in places)
     is_asked = config.transport == Transport.CUDA_IPC
-    address = "ipc://" if is_here or is_asked else config.mlp_url
+    address = "ipc://" if is_here or is_asked else places[0]
     transport = choose_transport(config.transport, is_cuda=is_cuda, address=address)
     if config.dispatch_dtype == FP8 and transport is not Transport.CUDA_IPC:
         raise ConfigError(
@@ -329,7 +331,7 @@ def _fix_attention_fields(server_args: ServerArgs) -> None:
     # Shared experts stay separate modules, and top-k must come out in its standard format.
     server_args.override("sglang_afd", disable_shared_experts_fusion=True)
     # A router asks for the status twice a second.
-    quiet = [*server_args.uvicorn_access_log_exclude_prefixes, STATUS_PATH]
+    quiet = [*server_args.uvicorn_access_log_exclude_prefixes, STATUS_PATH, REGISTRATION_PATH]
     server_args.override("sglang_afd", uvicorn_access_log_exclude_prefixes=quiet)
     if server_args.device != "cpu":
         server_args.override("sglang_afd", moe_runner_backend="triton")

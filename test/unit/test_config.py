@@ -34,6 +34,7 @@ RANGES = {
     "stall_timeout_s": ("--afd-stall-timeout", 0.1, 300),
     "attach_timeout_s": ("--afd-attach-timeout", 1, 86400),
     "heartbeat_timeout_s": ("--afd-heartbeat-timeout", 0.1, 60),
+    "drain_timeout_s": ("--afd-drain-timeout", 0, 86400),
 }
 OF_MLP = ("max_peers", "mlp_cuda_graph_max_bs", "deep_gemm_sms")
 
@@ -107,9 +108,10 @@ def test_both_ends_of_a_range_are_allowed(field: str) -> None:
     _, lowest, highest = RANGES[field]
 
     make = mlp if field in OF_MLP else attn
+    others = {"router_url": MLP_URL} if field == "drain_timeout_s" else {}
 
-    assert getattr(make(**{field: lowest}), field) == lowest
-    assert getattr(make(**{field: highest}), field) == highest
+    assert getattr(make(**{field: lowest}, **others), field) == lowest
+    assert getattr(make(**{field: highest}, **others), field) == highest
 
 
 @pytest.mark.parametrize("field", RANGES)

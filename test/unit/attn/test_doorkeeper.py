@@ -7,10 +7,25 @@ import time
 from typing import Any
 
 import pytest
+from registering import silent_registrar
 from starlette.types import Receive, Scope, Send
 
 from sglang_afd.attn.doorkeeper import Doorkeeper
+from sglang_afd.attn.open_requests import OpenRequests
 from sglang_afd.attn.status import LinkState, StatusBoard
+
+
+def parts_of(
+    board: StatusBoard, is_warm: threading.Event, is_stopping: threading.Event
+) -> dict[str, Any]:
+    """Of a server that no router knows."""
+    return {
+        "board": board,
+        "registrar": silent_registrar(),
+        "open_requests": OpenRequests(),
+        "is_warm": is_warm,
+        "is_stopping": is_stopping,
+    }
 
 
 def ask(board: StatusBoard, path: str, *, is_warm: bool = True) -> tuple[int, Any]:
@@ -30,7 +45,7 @@ def ask(board: StatusBoard, path: str, *, is_warm: bool = True) -> tuple[int, An
     async def nothing() -> Any:
         return {"type": "http.request"}
 
-    door = Doorkeeper(sglang, board=board, is_warm=warm, is_stopping=threading.Event())
+    door = Doorkeeper(sglang, **parts_of(board, warm, threading.Event()))
     asyncio.run(door({"type": "http", "path": path, "headers": []}, nothing, keep))
     return sent[0]["status"], json.loads(sent[1]["body"])
 
@@ -153,7 +168,7 @@ def test_the_end_of_the_lifespan_is_told_before_sglang_waits_for_its_threads(
     async def ignore(message: Any) -> None:
         return None
 
-    door = Doorkeeper(sglang, board=ready, is_warm=threading.Event(), is_stopping=is_stopping)
+    door = Doorkeeper(sglang, **parts_of(ready, threading.Event(), is_stopping))
     asyncio.run(door({"type": "lifespan"}, next_message, ignore))
 
     assert seen == [False, True]

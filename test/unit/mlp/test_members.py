@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from peers import SECRET
+from registering import silent_registrar
 
 from sglang_afd.errors import ConfigError
 from sglang_afd.mlp.board import Board
@@ -47,7 +48,7 @@ def send(
     proof: str = "",
 ) -> list[str]:
     body = msgspec.json.encode(member)
-    endpoints = Endpoints(Board(1), place, own_secret)
+    endpoints = Endpoints(Board(1), place, own_secret, silent_registrar())
     endpoints.accept(body, proof or auth.prove(secret, "member", body).hex(), remote)
     assert place.group is not None
     return [one.exchange_address for one in place.group.members()[1:]]
@@ -92,6 +93,6 @@ def test_a_report_that_is_none_is_refused(place: Place) -> None:
     body = b'{"rank": 1}'
 
     with pytest.raises(msgspec.ValidationError):
-        Endpoints(Board(1), place, SECRET).accept(
+        Endpoints(Board(1), place, SECRET, silent_registrar()).accept(
             body, auth.prove(SECRET, "member", body).hex(), HERE
         )

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from aiohttp import web
 from peers import SECRET
+from registering import silent_registrar
 
 from sglang_afd.mlp import membership as membership_module
 from sglang_afd.mlp.board import Board
@@ -63,7 +64,7 @@ def leader(clock: Clock) -> Place:
 @asynccontextmanager
 async def serving(one: Place) -> AsyncIterator[str]:
     """The HTTP side of a server, at its address."""
-    async with serving_app(build_app(Board(1), one, SECRET)) as url:
+    async with serving_app(build_app(Board(1), one, SECRET, silent_registrar())) as url:
         yield url
 
 

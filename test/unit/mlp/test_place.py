@@ -5,6 +5,7 @@ import time
 import pytest
 
 from sglang_afd.mlp.board import Board, Counter, State
+from sglang_afd.mlp.facts import Name
 from sglang_afd.mlp.group import RENEW_S, START_GRACE_S, MemberReport
 from sglang_afd.mlp.http import HttpOptions, make_place
 from sglang_afd.mlp.membership import TIMEOUT_S
@@ -21,7 +22,8 @@ def place_of(rank: int, *leader_urls: str) -> tuple[Place, Board]:
         sent_at_s=0.0,
     )
     board = Board(1)
-    options = HttpOptions(info={}, report=report, leader_urls=leader_urls, secret=b"")
+    name = Name(server_id="mlp", url="http://main", peer_urls=leader_urls, num_experts=2)
+    options = HttpOptions(info={}, report=report, leader_urls=leader_urls, secret=b"", name=name)
     return make_place(board, options), board
 
 

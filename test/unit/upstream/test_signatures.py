@@ -176,12 +176,14 @@ def missing_in(owner: type, names: set[str]) -> set[str]:
         if not hasattr(owner, name)
         and f"self.{name} =" not in source
         and f"self.{name}: " not in source
+        and f"self.{name},\n" not in source  # one of several that a call returns
     }
 
 
 def test_the_scheduler_has_every_attribute_that_we_touch() -> None:
     touched = attributes_of("scheduler", PACKAGE / "upstream" / "scheduler.py")
     touched |= attributes_of("scheduler", PACKAGE / "upstream" / "requests.py")
+    touched |= attributes_of("scheduler", PACKAGE / "upstream" / "load.py")
     touched |= attributes_of("scheduler", PACKAGE / "attn" / "recovery.py")
     touched |= attributes_of("owner", PACKAGE / "attn" / "scheduler.py")
 
