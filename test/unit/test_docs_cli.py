@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+from router_fleet import RouterFleet
 
-from sgl_router_afd import config as router_config
 from sgl_router_afd import endpoints, status
-from sgl_router_afd.dataplane.counters import SharedCounters
+from sgl_router_afd import flags as router_flags
 from sgl_router_afd.metrics import render as render_router
 from sglang_afd import cli, merge_traces
 from sglang_afd.demo import __main__ as demo
@@ -63,7 +63,7 @@ def test_every_flag_of_the_launcher_is_on_the_page() -> None:
 
 
 def test_every_flag_of_the_router_is_on_the_page() -> None:
-    check("python -m sgl_router_afd.launch_router", router_config._build_parser())
+    check("python -m sgl_router_afd.launch_router", router_flags._build_parser())
 
 
 def test_every_flag_of_the_status_program_is_on_the_page() -> None:
@@ -103,7 +103,9 @@ def test_every_metric_is_on_the_page_and_no_other() -> None:
 
 
 def test_every_metric_of_the_router_is_on_the_page_and_no_other() -> None:
-    text = render_router(SharedCounters.create(1), ())
+    fleet = RouterFleet()
+
+    text = render_router(fleet.shared, fleet.fleet)
     exposed = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
 
     assert set(re.findall(r"`(sgl_router_afd_[a-z_]+)`", PAGE)) == exposed

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from sgl_router_afd.config import DEFAULTS, RouterConfig, parse_args
+from sgl_router_afd.config import DEFAULTS, RouterConfig
 from sgl_router_afd.endpoints import OWN, RELAYED
+from sgl_router_afd.flags import FLAGS, parse_args
+from sgl_router_afd.keys import Key
 from sglang_afd.errors import ConfigError
 
 URL = "http://127.0.0.1:30001"
@@ -32,13 +35,34 @@ def test_a_url_that_names_no_server_is_refused_with_the_wanted_form(url: str) ->
 
 
 def test_the_same_server_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="names http://a:1 twice"):
+    with pytest.raises(ConfigError, match="name http://a:1 twice"):
         RouterConfig(attn_urls=("http://a:1", "http://b:1", "http://A:1/"))
 
 
-def test_no_server_is_refused() -> None:
-    with pytest.raises(ConfigError, match="at least one"):
-        RouterConfig(attn_urls=())
+def test_the_same_server_in_both_roles_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--attn and --mlp name http://a:1 twice"):
+        RouterConfig(attn_urls=("http://a:1",), mlp_urls=("http://a:1",))
+
+
+def test_a_router_without_servers_waits_for_those_that_register() -> None:
+    assert parse_args([]) == RouterConfig(attn_urls=(), mlp_urls=())
+
+
+@pytest.mark.parametrize("ratio", ["7", "0:1", "a:b", "7:1:1"])
+def test_a_ratio_that_is_none_is_refused(ratio: str) -> None:
+    with pytest.raises(ConfigError, match="--ratio got"):
+        RouterConfig(ratio=ratio)
+
+
+def test_the_secret_of_registrations_is_that_of_the_servers(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("x" * 16 + "\n")
+    path.chmod(0o600)
+
+    config = parse_args(["--afd-secret-file", str(path)])
+
+    assert config.afd_secret == Key(b"x" * 16)
+    assert "x" * 16 not in repr(config)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +74,8 @@ def test_no_server_is_refused() -> None:
         ("port", 65536),
         ("status_interval_s", 0.0),
         ("status_timeout_s", float("nan")),
-        ("max_missed_polls", 0),
+        ("lease_s", 0.0),
+        ("data_plane", "envoy"),
         ("connect_timeout_s", float("inf")),
         ("shutdown_timeout_s", -1.0),
         ("max_body_bytes", 0),
@@ -71,7 +96,7 @@ def test_no_server_is_refused() -> None:
 def test_a_value_out_of_range_is_refused_by_the_name_of_its_flag(
     field: str, value: float | str
 ) -> None:
-    flag = "--" + field.replace("_", "-")
+    flag = FLAGS.get(field, "--" + field.replace("_", "-"))
 
     with pytest.raises(ConfigError, match=rf"{flag} got .*; choose"):
         RouterConfig(attn_urls=(URL,), **{field: value})  # type: ignore[arg-type]
@@ -86,8 +111,13 @@ def test_help_names_every_flag_with_its_default_and_every_endpoint(
     shown = " ".join(capsys.readouterr().out.split())
     assert ended.value.code == 0
     for name, default in DEFAULTS.items():
-        assert f"--{name.replace('_', '-')} " in shown
-        assert f"(default: {default})" in shown
+        if isinstance(default, str | int | float):
+            flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
+            assert f"{flag} " in shown
+            assert f"(default: {default})" in shown
+    for flag in ("--attn", "--mlp", "--afd-secret-file", "--api-key", "--api-key-file"):
+        assert f"{flag} " in shown
+    assert "--admin-api-key KEY" in shown and "--admin-api-key-file FILE" in shown
     for endpoint in (*OWN, *RELAYED):
         assert endpoint in shown
 

@@ -1,0 +1,279 @@
+"""The fleet with a clock that only tests move: what it publishes, probes and logs, and when."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from fake_registration import FakeRegistration
+from router_fleet import RouterFleet as World
+from router_fleet import a_group
+from router_servers import TTL_S, attn, load_of, mlp
+
+from sgl_router_afd.control import persist
+from sgl_router_afd.control.epochs import Epochs
+from sgl_router_afd.control.persist import Floors
+from sgl_router_afd.control.probe import Outcome
+from sgl_router_afd.dataplane.counters import IN_FLIGHT, MAX_SERVERS
+from sgl_router_afd.dataplane.messages import BrokeOff, Unreachable
+from sgl_router_afd.fleet import COALESCE_S
+from sglang_afd.config import Role
+from sglang_afd.errors import ConfigError
+
+
+def test_before_anybody_registers_requests_may_wait() -> None:
+    world = World()
+
+    assert world.table.rows == () and world.table.models == {}
+    assert world.table.unnamed.may_wait and world.table.unknown.may_wait
+
+
+def test_a_group_that_is_proved_is_in_the_table_with_its_model_and_its_loads() -> None:
+    world = World()
+
+    a_group(world, "attn-0", "attn-1")
+
+    assert world.states() == {"attn-0": "serving", "attn-1": "serving"}
+    assert world.table.models["tiny"].slots == (0, 1) == world.table.unnamed.slots
+    assert (world.table.unknown.slots, world.table.unknown.http_status) == ((), 404)
+    assert world.table.unknown.reason == "there is no such model here; there is tiny"
+    row = world.table.rows[0]
+    assert (row.url, row.max_running, row.kv_tokens) == ("http://attn-0:30000", 64, 10_000)
+
+
+def test_nobody_serves_before_its_pair_probe_has_passed() -> None:
+    world = World(passes_probes=False)
+    a_group(world, "attn-0")
+    (probe,) = world.probes
+    before = world.table.models["tiny"]
+
+    world.fleet.on_probe_end(probe, Outcome.PASSED, "")
+    world.loop.advance(0.1)
+
+    assert (before.slots, before.may_wait) == ((), True)
+    assert world.table.models["tiny"].slots == (0,)
+    assert world.fleet.num_probes == {Outcome.PASSED: 1}
+
+
+def test_a_probe_that_fails_is_made_again_by_the_clock_alone() -> None:
+    world = World(passes_probes=False)
+    a_group(world, "attn-0")
+    world.fleet.on_probe_end(world.probes[0], Outcome.FAILED, "HTTP 500: oops")
+    world.loop.advance(0.1)
+    early = len(world.probes)
+
+    world.loop.advance(1.0)
+
+    assert (early, len(world.probes)) == (1, 2)
+    assert "HTTP 500: oops" in world.table.rows[0].reason
+
+
+def test_a_silent_server_loses_its_requests_by_the_clock_alone() -> None:
+    world = World()
+    a_group(world, "attn-0")
+
+    world.loop.advance(TTL_S)
+
+    assert world.states() == {"attn-0": "degraded"}
+    assert "lease ran out" in world.table.rows[0].reason
+
+
+def test_a_server_that_is_gone_leaves_the_table() -> None:
+    world = World()
+    a_group(world, "attn-0")
+
+    world.loop.advance(2 * TTL_S + 1)
+
+    assert world.table.rows == ()
+
+
+def test_changes_that_come_together_make_one_table() -> None:
+    world = World()
+    _, servers = a_group(world, "attn-0", "attn-1", "attn-2")
+    before = len(world.tables)
+
+    for server in servers:
+        server.says(load=load_of(num_running=5))
+        world.renew(server)
+    world.loop.advance(COALESCE_S + 0.01)
+
+    assert len(world.tables) == before + 1
+    assert [row.num_reported for row in world.table.rows] == [5, 5, 5]
+
+
+def test_a_decision_does_not_wait_for_loads() -> None:
+    world = World()
+    expert, (server, _) = a_group(world, "attn-0", "attn-1")
+    server.says(load=load_of(num_running=5))
+    world.renew(server)
+    world.loop.advance(COALESCE_S / 10)
+    world.renew(server)
+
+    world.plane.drain("attn-1", "maintenance", world.loop.now_s)
+    world.fleet.changed()
+    world.loop.advance(COALESCE_S / 10)
+
+    assert world.states() == {"attn-0": "serving", "attn-1": "draining"}
+    assert expert.id == "mlp-0"
+
+
+def test_a_report_that_says_nothing_new_makes_no_table() -> None:
+    world = World()
+    expert, servers = a_group(world, "attn-0")
+    before = len(world.tables)
+
+    world.renew(expert, *servers)
+    world.loop.advance(1.0)
+
+    assert len(world.tables) == before
+
+
+def test_what_was_in_flight_when_a_report_came_is_in_the_table() -> None:
+    world = World()
+    _, (server, _) = a_group(world, "attn-0", "attn-1")
+    world.relay.add(IN_FLIGHT + world.slot("attn-0"), 3)
+    server.says(load=load_of(num_running=3))
+
+    world.renew(server)
+    world.relay.add(IN_FLIGHT + world.slot("attn-0"), 4)
+    world.loop.advance(1.0)
+
+    row = world.table.rows[0]
+    assert (row.num_reported, row.num_in_flight_then) == (3, 3)
+    assert world.fleet.traffic("attn-0").num_in_flight == 7
+    assert world.fleet.num_requests_in_flight() == 7
+    assert world.fleet.num_in_flight_then("attn-0") == 3
+
+
+def test_a_server_that_refuses_a_relays_connection_gets_nothing_until_it_is_proved_again() -> None:
+    world = World(passes_probes=False)
+    a_group(world, "attn-0", "attn-1")
+    for probe in list(world.probes):
+        world.fleet.on_probe_end(probe, Outcome.PASSED, "")
+    world.loop.advance(0.1)
+
+    world.fleet.on_trouble(Unreachable(slot=world.slot("attn-1"), reason="connection refused"))
+    world.loop.advance(0.1)
+    refused = world.states()
+    world.fleet.on_probe_end(world.probes[-1], Outcome.PASSED, "")
+    world.loop.advance(0.1)
+
+    assert refused == {"attn-0": "serving", "attn-1": "degraded"}
+    assert world.states() == {"attn-0": "serving", "attn-1": "serving"}
+
+
+def test_an_answer_that_broke_off_asks_for_a_probe_and_takes_nothing_away() -> None:
+    world = World(passes_probes=False)
+    a_group(world, "attn-0")
+    world.fleet.on_probe_end(world.probes[0], Outcome.PASSED, "")
+    world.loop.advance(0.1)
+
+    world.fleet.on_trouble(BrokeOff(slot=0, reason="closed"))
+    world.loop.advance(0.1)
+
+    assert len(world.probes) == 2
+    assert world.states() == {"attn-0": "serving"}
+
+
+def test_trouble_of_a_slot_that_nobody_has_is_nothing() -> None:
+    world = World()
+
+    world.fleet.on_trouble(Unreachable(slot=MAX_SERVERS - 1, reason="connection refused"))
+
+    assert world.table.rows == ()
+
+
+def test_what_happens_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sgl_router_afd.fleet")
+    world = World()
+
+    a_group(world, "attn-0")
+    world.fleet.changed()
+    world.loop.advance(1.0)
+
+    texts = [record.message for record in caplog.records]
+    assert texts.count("group-1 is ready: 1 of 1 attention servers serve") == 1
+    assert texts[0].startswith("mlp-0 registered")
+    assert world.fleet.num_events == len(texts)
+
+
+def test_where_epochs_cannot_be_saved_all_stays_as_it_is_until_they_can(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    is_full = False
+
+    def save(floors: Floors) -> None:
+        if is_full:
+            raise ConfigError("--state-file /x cannot be written: no space left")
+
+    world = World(Epochs(Floors(), save))
+    a_group(world, "attn-0")
+
+    is_full = True
+    other = attn("attn-1").attach(mlp("mlp-0"))
+    world.register(other)
+    world.loop.advance(2.0)
+    full = world.states()
+    is_full = False
+    world.loop.advance(2.0)
+
+    assert full == {"attn-0": "serving", "attn-1": "unplaced"}
+    assert caplog.text.count("groups stay as they are: --state-file /x cannot be written") == 1
+    assert world.states() == {"attn-0": "serving", "attn-1": "serving"}
+
+
+def test_an_epoch_is_in_the_file_before_a_server_or_a_table_tells_it(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    world = World(Epochs(Floors(), lambda floors: persist.save(path, floors)))
+    server = mlp("mlp-0")
+
+    lease = server.register(world.plane, world.loop.now_s)
+
+    assert lease.epoch == 1
+    assert persist.load(path).groups == {lease.group: 1}
+
+
+def test_static_urls_are_told_with_their_roles_and_why_they_are_not_there() -> None:
+    world = World()
+
+    world.fleet.add_static("http://a:1", Role.ATTN)
+    world.fleet.add_static("http://b:1", Role.MLP)
+    world.fleet.static.on_refusal(world.fleet.static.all()[0], "connection refused")
+    world.loop.advance(1.0)
+
+    assert world.fleet.statics() == (("http://a:1", Role.ATTN), ("http://b:1", Role.MLP))
+    assert world.fleet.unheard() == (
+        ("http://a:1", "connection refused"),
+        ("http://b:1", "not asked yet"),
+    )
+    assert "http://a:1: connection refused" in world.table.unnamed.reason
+
+
+def test_a_static_server_that_is_removed_leaves_and_stays_away() -> None:
+    world = World()
+    world.fleet.add_static("http://127.0.0.1:1", Role.ATTN)
+    static = world.fleet.static.all()[0]
+    body = FakeRegistration().body(1, {"role": "attn", "state": "ready"})
+    world.fleet.static.on_answer(static, 200, body)
+    world.loop.advance(1.0)
+    before = (world.states(), world.fleet.is_static("attn-1"))
+
+    was_asked = world.fleet.remove_static("http://127.0.0.1:1")
+    world.loop.advance(1.0)
+
+    assert before == ({"attn-1": "serving"}, True)
+    assert was_asked and not world.fleet.remove_static("http://127.0.0.1:1")
+    assert (world.table.rows, world.fleet.statics()) == ((), ())
+
+
+def test_a_closed_fleet_publishes_and_probes_nothing_more() -> None:
+    world = World()
+    a_group(world, "attn-0")
+    before = (len(world.tables), len(world.probes))
+
+    world.fleet.close()
+    world.fleet.changed()
+    world.loop.advance(100.0)
+
+    assert (len(world.tables), len(world.probes)) == before
