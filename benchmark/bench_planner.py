@@ -1,8 +1,10 @@
 """Signed error of the planner on a file of public measurements, fitted on one context only.
 
 python benchmark/bench_planner.py --data FILE --fit 8192
+python benchmark/bench_planner.py --data FILE --fit 8192 --cross-validate
 
-The last line is JSON. Positive errors: predicted slower than measured.
+The second form also leaves out deployments, modes and batches in turn, over all contexts. The last
+line is JSON. Positive errors: predicted slower than measured.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,8 +21,8 @@ from provenance import commit
 from sglang_afd.errors import ConfigError
 from sglang_afd.planner.constants import NAMES, PRIORS
 from sglang_afd.planner.fit import Fit
-from sglang_afd.planner.records import read_collection
-from sglang_afd.planner.validate import Compared, fit_and_compare, summarize
+from sglang_afd.planner.records import MeasuredRow, Row, read_collection
+from sglang_afd.planner.validate import Compared, fit_and_compare, leave_out, summarize
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="JSON file of the public schema")
     parser.add_argument("--fit", type=float, required=True, help="context to fit on, in tokens")
+    parser.add_argument("--cross-validate", action="store_true", help="leave groups out in turn")
     options = parser.parse_args(arguments)
     try:
         collection = read_collection(options.data)
@@ -39,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_rows(compared)
     for skipped in collection.skipped:
         print(f"not compared: {skipped.id}: {skipped.reason}")
+    if options.cross_validate:
+        print_cross_validation(collection.rows)
     print(json.dumps(summary(options.fit, fitted, compared, len(collection.skipped))))
     return 0
 
@@ -64,6 +69,33 @@ def print_rows(compared: Sequence[Compared]) -> None:
             f"{item.predicted_us / 1000:>8.2f} ms{item.measured_us / 1000:>7.2f} ms"
             f"{item.error_pct:>+8.1f}%"
         )
+
+
+GROUPS: dict[str, Callable[[Row], str]] = {
+    "mode": lambda row: row.deployment.mode.value,
+    "deployment": lambda row: row.deployment.label,
+    "context": lambda row: f"{row.scenario.workload.context_tokens:g}",
+    "batch": lambda row: next(
+        f"below {limit}"
+        for limit in (8, 32, 128, 10**9)
+        if row.deployment.batch_per_attn_gpu < limit
+    ),
+    "model": lambda row: row.scenario.shape.name,
+}
+
+
+def print_cross_validation(rows: Sequence[MeasuredRow]) -> None:
+    """Each group predicted from a fit on all rows but its own; a single group has no such fit."""
+    print(f"\n{'left out':<40}{'rows':>5}{'median':>8}{'90th':>8}{'worst':>8}{'mean':>8}")
+    for kind, group in GROUPS.items():
+        for name, compared in leave_out(rows, group).items():
+            if len(compared) == len(rows):
+                continue
+            result = summarize(compared)
+            print(
+                f"{kind + ' ' + name:<40}{result.rows:>5}{result.median_abs_pct:>7.1f}%"
+                f"{result.p90_abs_pct:>7.1f}%{result.worst_pct:>+7.1f}%{result.mean_pct:>+7.1f}%"
+            )
 
 
 def summary(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -33,7 +32,7 @@ class Workload:
     context_std_tokens: float = 0.0  # between requests; the slowest peer is waited for
     verify_tokens: int = 1  # new tokens of a request per step; above 1 for speculation
     accepted_tokens: float = 1.0  # mean tokens that a step yields per request
-    max_tpot_us: float = math.inf  # limit on the time per output token
+    max_tpot_us: float | None = None  # limit on the time per output token
 
     def __post_init__(self) -> None:
         checks.positive("workload", "context_tokens", self.context_tokens)
@@ -45,7 +44,7 @@ class Workload:
                 f"workload: {self.accepted_tokens:g} tokens accepted of {self.verify_tokens} "
                 "verified in a step; raise verify_tokens or lower accepted_tokens"
             )
-        if math.isfinite(self.max_tpot_us):
+        if self.max_tpot_us is not None:
             hint = "Wanted: microseconds, 50 ms is 50000."
             checks.between("workload", "max_tpot_us", self.max_tpot_us, 500, 1e8, hint)
 

@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 # Repeated rows of the public data differ by this much; so a fit should not chase less.
 ROW_NOISE = 0.03
-# Beyond this many times the noise a row pulls with constant force, so that no outlier bends the fit.
+# Beyond this many times the noise a row pulls with constant force: outliers do not bend the fit.
 _OUTLIER_SIGMAS = 2.0
 _MAX_STEPS = 60
 

@@ -176,6 +176,24 @@ def _colocated(scenario: Scenario, deployment: Deployment) -> tuple[StageTimes, 
     return stages, layers_us + constants.colocated_rank_step_us * ranks, SERIAL
 
 
+def _grouped_kernel(constants: Constants) -> ExpertKernel:
+    return ExpertKernel(
+        fixed_us=constants.colocated_expert_fixed_us,
+        weight_read_efficiency=constants.weight_read_efficiency,
+        flops_efficiency=constants.colocated_expert_flops_efficiency,
+        tile_rows=None,
+    )
+
+
+def _fused_kernel(constants: Constants) -> ExpertKernel:
+    return ExpertKernel(
+        fixed_us=constants.afd_expert_fixed_us,
+        weight_read_efficiency=constants.weight_read_efficiency,
+        flops_efficiency=constants.afd_expert_flops_efficiency,
+        tile_rows=constants.afd_tile_rows,
+    )
+
+
 def _experts(scenario: Scenario, kernel: ExpertKernel, tokens: float, num_ranks: int) -> ExpertTime:
     return expert_time(
         scenario.shape,

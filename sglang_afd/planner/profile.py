@@ -1,16 +1,16 @@
-"""Profile: measured times of one model on one GPU type, as a file, and the constants fitted to them."""
+"""Profile: measured times of one model on one GPU type, as a file, and its fitted constants."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
-import msgspec
-
 from sglang_afd.errors import ConfigError
+from sglang_afd.planner.decode import decode
 from sglang_afd.planner.deployment import Deployment, Workload
-from sglang_afd.planner.fit import Fit, Observation, fit
+from sglang_afd.planner.fit import ROW_NOISE, Fit, Observation, fit
 from sglang_afd.planner.gpu import Gpu
 from sglang_afd.planner.predict import Scenario
 from sglang_afd.planner.routing import Routing
@@ -27,7 +27,7 @@ class Measurement:
     deployment: Deployment
     stage: str
     time_us: float
-    noise: float  # standard deviation of the logarithm
+    noise: float = ROW_NOISE  # standard deviation of the logarithm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Profile:
     provenance: dict[str, str]  # versions, clock, date, share of unmatched kernels
 
     def scenario(self, workload: Workload) -> Scenario:
-        """For predictions before `fitted`; with the priors as constants."""
+        """With the priors as constants; `with_constants(fitted().constants)` replaces them."""
         probabilities = self.expert_probabilities
         routing = Routing(probabilities, placed=True) if probabilities else None
         return Scenario(shape=self.shape, gpu=self.gpu, workload=workload, routing=routing)
@@ -65,15 +65,15 @@ class Profile:
 
 def write_profile(profile: Profile, path: Path) -> None:
     """As JSON."""
-    plain = msgspec.json.encode(asdict(profile), enc_hook=_plain)
-    path.write_bytes(msgspec.json.format(plain, indent=1) + b"\n")
+    text = json.dumps(asdict(profile), indent=1, default=_plain, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def read_profile(path: Path) -> Profile:
     """Raises: ConfigError, naming what is missing, unknown or of another schema version."""
     try:
-        data = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: no readable profile ({error})") from error
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
@@ -81,10 +81,9 @@ def read_profile(path: Path) -> Profile:
             f"{path}: profile schema {version!r}, this planner reads {SCHEMA_VERSION}; "
             "measure the profile again"
         )
-    try:
-        return msgspec.convert(data, Profile, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}; measure the profile again") from error
+    profile = decode(Profile, data, str(path))
+    assert isinstance(profile, Profile), "decode returns what it was asked for"
+    return profile
 
 
 def _plain(value: object) -> object:

@@ -50,7 +50,6 @@ _DESCRIPTION_FIELDS = frozenset(
         "weight_dtype",
         "verify_tokens",
         "accepted_tokens",
-        "memory_ratio",
     }
 )
 

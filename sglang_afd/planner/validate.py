@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,11 +49,7 @@ def split(
     for measured in rows:
         row = measured.row
         if row.scenario.workload.context_tokens == context_tokens:
-            seen.append(
-                Observation(
-                    scenario=row.scenario, deployment=row.deployment, time_us=measured.step_us
-                )
-            )
+            seen.append(_observation(measured))
         else:
             unseen.append(row)
     contexts = sorted({item.row.scenario.workload.context_tokens for item in rows})
@@ -89,6 +85,28 @@ def fit_and_compare(
         Compared(row=row, predicted_us=guess, measured_us=result)
         for row, guess, result in zip(unseen, predicted, results, strict=True)
     ]
+
+
+def leave_out(
+    rows: Sequence[MeasuredRow], group: Callable[[Row], str]
+) -> dict[str, list[Compared]]:
+    """Predicts each group of rows from a fit on all other groups; groups in order of appearance."""
+    names = list(dict.fromkeys(group(item.row) for item in rows))
+    results = {}
+    for name in names:
+        held_out = [item for item in rows if group(item.row) == name]
+        fitted = fit([_observation(item) for item in rows if group(item.row) != name])
+        predicted = predict_rows(fitted, [item.row for item in held_out])
+        results[name] = [
+            Compared(row=item.row, predicted_us=guess, measured_us=item.step_us)
+            for item, guess in zip(held_out, predicted, strict=True)
+        ]
+    return results
+
+
+def _observation(measured: MeasuredRow) -> Observation:
+    row = measured.row
+    return Observation(scenario=row.scenario, deployment=row.deployment, time_us=measured.step_us)
 
 
 def summarize(compared: Sequence[Compared]) -> Summary:
