@@ -154,13 +154,14 @@ class Runner:
         before = _counts(block)
         order = {"do": "decode", "warm": setup.warm_steps, "steps": setup.steps}
         answers = block.ask_all(decoders, order)
-        counts = _per_step(before, _counts(block), setup.warm_steps + setup.steps)
+        counts = _per_step(before, _counts(block), setup.warm_steps + 2 * setup.steps + 1)
         touched = block.ask_all(decoders, {"do": "touched"})
         return BlockRun(
             peers=[
                 PeerRun(
                     step_ms=answer["step_ms"],
                     device_ms=answer["device_ms"],
+                    stream_ms=answer["stream_ms"],
                     touched=seen["touched"],
                 )
                 for answer, seen in zip(answers, touched, strict=True)

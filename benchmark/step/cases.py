@@ -52,7 +52,7 @@ class Setup:
     @property
     def steps_of_case(self) -> int:
         """How far a sequence grows: warm-up, timed steps, one for the routing, the profile."""
-        return self.warm_steps + self.steps + 1 + 2 * self.profile_steps
+        return self.warm_steps + 2 * self.steps + 2 + 2 * self.profile_steps
 
 
 def parse_cases(text: str) -> list[Case]:

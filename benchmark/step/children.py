@@ -101,6 +101,7 @@ def _obey(
             case "decode":
                 wall, device = decoder.decode(warm=order["warm"], steps=order["steps"])
                 answer = {"step_ms": wall, "device_ms": device}
+                answer["stream_ms"] = decoder.decode_stream(order["steps"])
             case "touched":
                 answer = {"touched": decoder.touched()}
             case "profile":

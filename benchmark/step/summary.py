@@ -20,6 +20,7 @@ class PeerRun:
 
     step_ms: list[float]  # from before the step to when the device is idle again
     device_ms: list[float]  # between CUDA events; empty on a CPU
+    stream_ms: float  # of a step when the next one is launched while it runs
     touched: list[list[int]]  # of each MoE layer, experts that got a row in one more step
 
 
@@ -106,6 +107,9 @@ def line_of(
         "afd_spread": spread(afd),
         "colocated_device_ms": _device_ms(colocated),
         "afd_device_ms": _device_ms(afd),
+        "colocated_stream_ms": _stream_ms(colocated),
+        "afd_stream_ms": _stream_ms(afd),
+        "stream_ratio": _round(_stream_ms(afd) / _stream_ms(colocated)),
         "colocated_tokens_per_s": _round(case.batch / colocated_ms * 1e3),
         "afd_tokens_per_s": _round(case.batch / afd_ms * 1e3),
         "afd_peer_ms": _peer_medians(afd),
@@ -149,6 +153,10 @@ def _peer_medians(blocks: Sequence[BlockRun]) -> list[float]:
 def _device_ms(blocks: Sequence[BlockRun]) -> float | None:
     times = [ms for block in blocks for peer in block.peers for ms in peer.device_ms]
     return _round(statistics.median(times)) if times else None
+
+
+def _stream_ms(blocks: Sequence[BlockRun]) -> float:
+    return _round(statistics.median(peer.stream_ms for block in blocks for peer in block.peers))
 
 
 def _mean_counts(blocks: Sequence[BlockRun]) -> dict[str, float]:

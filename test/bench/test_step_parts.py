@@ -45,7 +45,10 @@ def _setup(**changes: object) -> Setup:
 def _block(*peers: list[float], touched: list[list[int]] | None = None) -> summary.BlockRun:
     experts = [[0, 1, 2, 3]] if touched is None else touched
     return summary.BlockRun(
-        peers=[summary.PeerRun(step_ms=ms, device_ms=[], touched=experts) for ms in peers]
+        peers=[
+            summary.PeerRun(step_ms=ms, device_ms=[], stream_ms=1.0, touched=experts)
+            for ms in peers
+        ]
     )
 
 
@@ -119,8 +122,8 @@ def test_collapsed_routing_makes_a_result_invalid() -> None:
 
 def test_experts_are_those_that_all_servers_of_a_block_touch_together() -> None:
     peers = [
-        summary.PeerRun(step_ms=[1.0], device_ms=[], touched=[[0, 1]]),
-        summary.PeerRun(step_ms=[1.0], device_ms=[], touched=[[2, 3]]),
+        summary.PeerRun(step_ms=[1.0], device_ms=[], stream_ms=1.0, touched=[[0, 1]]),
+        summary.PeerRun(step_ms=[1.0], device_ms=[], stream_ms=1.0, touched=[[2, 3]]),
     ]
 
     share = summary.touched_share([summary.BlockRun(peers=peers)], 4)
