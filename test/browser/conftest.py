@@ -31,7 +31,11 @@ class Page:
 
     def open(self) -> None:
         """Open the server's page and wait until it shows something."""
-        self._loop.call(self._tab.open(self.server.url))
+        self.open_at(self.server.url)
+
+    def open_at(self, url: str) -> None:
+        """The same of the page of a router."""
+        self._loop.call(self._tab.open(url))
         self.until("document.body.dataset.link")
 
     def ask(self, expression: str) -> Any:
