@@ -59,7 +59,9 @@ class FakeAttn:
     )
     status_code: int = 200
     port: int = 0
-    received: list[Received] = field(default_factory=list)
+    probe_answer: tuple[int, bytes] = (200, ONE_TOKEN)
+    received: list[Received] = field(default_factory=list)  # polls and probes left out
+    probes: list[Received] = field(default_factory=list)
     num_polls: int = 0
     num_cancelled: int = 0
 
@@ -68,6 +70,7 @@ class FakeAttn:
         return f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
+        self.restart()
         self.gate = asyncio.Event()
         self._stop = asyncio.Event()
         started = threading.Event()
@@ -94,10 +97,17 @@ class FakeAttn:
         """Let answers that wait for `gate` go on."""
         self._loop.call_soon_threadsafe(self.gate.set)
 
+    def restart(self) -> None:
+        """Be another process from now on, as far as the router can know."""
+        self._registration = FakeRegistration()
+
+    def registration(self) -> bytes:
+        """What it would register with."""
+        return self._registration.body(self.port, self.status)
+
     async def _serve(self, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
         app = web.Application(client_max_size=2**30)
-        self._registration = FakeRegistration()
         app.router.add_get(REGISTRATION_PATH, self._answer_poll)
         app.router.add_route("*", "/{path:.*}", self._answer)
         runner = web.AppRunner(
@@ -113,20 +123,20 @@ class FakeAttn:
 
     async def _answer_poll(self, _request: web.Request) -> web.Response:
         self.num_polls += 1
-        body = self._registration.body(self.port, self.status)
-        return web.Response(body=body, status=self.status_code)
+        return web.Response(body=self.registration(), status=self.status_code)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        if is_pair_probe(request.headers.get("X-Request-Id", "")):
-            return web.Response(body=ONE_TOKEN)
-        self.received.append(
-            Received(
-                method=request.method,
-                target=request.raw_path,
-                headers=[(k.decode(), v.decode()) for k, v in request.raw_headers],
-                body=await request.read(),
-            )
+        received = Received(
+            method=request.method,
+            target=request.raw_path,
+            headers=[(k.decode(), v.decode()) for k, v in request.raw_headers],
+            body=await request.read(),
         )
+        if is_pair_probe(request.headers.get("X-Request-Id", "")):
+            self.probes.append(received)
+            status, body = self.probe_answer
+            return web.Response(status=status, body=body)
+        self.received.append(received)
         try:
             return await self.answer(self, request)
         except asyncio.CancelledError:
@@ -158,7 +168,8 @@ class RouterProcess:
     """
 
     def __init__(self, *urls: str, flags: tuple[str, ...] = ()) -> None:
-        command = [sys.executable, "-m", "sgl_router_afd.launch_router", "--attn", *urls]
+        command = [sys.executable, "-m", "sgl_router_afd.launch_router"]
+        command += ["--attn", *urls] if urls else []
         command += ["--port", "0", "--status-interval-s", "0.02", *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
