@@ -173,8 +173,8 @@ class Scanner:
         match self._mode:
             case _Mode.START if mark == b"{":
                 self._mode = _Mode.KEY
-            case _Mode.START if piece.startswith(BYTE_ORDER_MARK, at):
-                return at + len(BYTE_ORDER_MARK)
+            case _Mode.START if mark in BYTE_ORDER_MARK:
+                pass
             case _Mode.KEY if mark == b'"':
                 self._token.clear()
                 self._mode = _Mode.IN_KEY

@@ -16,7 +16,10 @@ NUM_REQUESTS = 2000
 AT_ONCE = 64
 ANSWER_S = 0.2
 HANG_S = 15.0
-RELAYED = (b"/generate", b"/v1/", b"/tokenize", b"/detokenize", b"/model_info", b"/get_model_info")
+RELAYED = (
+    *(b"/generate", b"/v1/", b"/tokenize", b"/detokenize", b"/model_info", b"/get_model_info"),
+    *(b"/invocations", b"/vertex_generate", b"/api/"),
+)
 
 
 async def _send(

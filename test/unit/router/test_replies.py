@@ -25,6 +25,19 @@ def test_a_reply_to_come_back_to_is_an_openai_error_that_says_when(
     assert b"Retry-After: 1" in fields
 
 
+def test_a_reply_with_a_word_of_openai_names_the_field_that_was_wrong() -> None:
+    _, _, body = error_reply(404, "no", code="model_not_found", param="model").partition(
+        b"\r\n\r\n"
+    )
+
+    assert json.loads(body)["error"] == {
+        "message": "no",
+        "type": "invalid_request_error",
+        "param": "model",
+        "code": "model_not_found",
+    }
+
+
 def test_other_errors_do_not_ask_for_a_retry() -> None:
     assert b"Retry-After" not in error_reply(502, "gone")
 
