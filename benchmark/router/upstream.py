@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
+import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +28,9 @@ import httptools
 import uvloop
 
 MODEL = "fake"
+REGISTRATION = b"/afd/v1/registration"
+STARTED_S = time.time()
+report_numbers = itertools.count(1)
 ASKED = re.compile(rb"tokens=(\d+) pace_us=(\d+)")
 SHORT_BODY = json.dumps(
     {
@@ -66,7 +72,6 @@ ANSWERS: dict[bytes, object] = {
     b"/v1/models": {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 1}]},
     b"/v1/loads": {"loads": []},
     b"/get_load": [{"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}],
-    b"/afd/v1/status": {"role": "attn", "state": "ready", "reason": ""},
 }
 
 
@@ -106,6 +111,46 @@ async def _serve(port: int, manner: Manner) -> None:
     await ended.wait()
     loop.remove_reader(0)
     server.close()
+
+
+def _registration(report_number: int) -> bytes:
+    """What an attention server of one MLP server, which the router does not know, tells it."""
+    report = {
+        "seq": report_number,
+        "condition": "ready",
+        "reason": "",
+        "attached": ["fake-mlp"],
+        "lost": [],
+        "load": {
+            "num_running": 0,
+            "num_waiting": 0,
+            "free_kv_tokens": 1_000_000,
+            "tokens_per_s": 0.0,
+            "expert_imbalance": 0.0,
+        },
+        "is_draining": False,
+    }
+    registration = {
+        "type": "register",
+        "version": 1,
+        "server_id": "fake",
+        "boot_id": str(os.getpid()),
+        "started_at_s": STARTED_S,
+        "sent_at_s": time.time(),
+        "role": "attn",
+        "models": [MODEL],
+        "fingerprint": "ab" * 32,
+        "num_experts": 4,
+        "url": "http://127.0.0.1:1",
+        "exchange_address": "",
+        "shard": None,
+        "peer_urls": ["http://127.0.0.1:2"],
+        "capacity": {"max_running_requests": 4096, "kv_tokens": 1_000_000},
+        "group": "",
+        "epoch": 0,
+        "report": report,
+    }
+    return json.dumps(registration).encode()
 
 
 def _whole(status: bytes, body: bytes, kind: bytes = b"application/json") -> bytes:
@@ -196,6 +241,8 @@ class Connection(asyncio.Protocol):
             self._transport.write(SHORT)
         elif path == b"/v1/chat/completions":
             self._chat()
+        elif path == REGISTRATION:
+            self._transport.write(_whole(b"200 OK", _registration(next(report_numbers))))
         else:
             self._transport.write(WHOLE.get(path, NOT_FOUND))
 
