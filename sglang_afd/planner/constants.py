@@ -6,7 +6,7 @@ needs evidence to move it far. What the measured rows do not show stays at the p
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 
 from sglang_afd.errors import ConfigError
 
@@ -46,8 +46,8 @@ class Constants:
     afd_step_fixed_us: float
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            prior = PRIORS[name]
+        for name, prior in PRIORS.items():
+            value = getattr(self, name)
             if not prior.low * (1 - 1e-9) <= value <= prior.high * (1 + 1e-9):
                 raise ConfigError(
                     f"constant {name} is {value:g}, outside its physical bounds "

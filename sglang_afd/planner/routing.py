@@ -104,4 +104,4 @@ def _array(routing: Routing) -> Floats:
 def _normal_cdf(z: Floats) -> Floats:
     """Within 0.01 of the normal distribution function (Bowling et al. 2009)."""
     clipped = np.clip(z, -12, 12)
-    return np.asarray(1 / (1 + np.exp(-0.07056 * clipped**3 - 1.5976 * clipped)))
+    return np.asarray(1 / (1 + np.exp(-clipped * (0.07056 * clipped * clipped + 1.5976))))
