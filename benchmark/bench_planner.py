@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cross-validate", action="store_true", help="leave groups out in turn")
     options = parser.parse_args(arguments)
     try:
-        collection = read_collection(options.data)
+        collection = read_collection(options.data, strict=False)
         fitted, compared = fit_and_compare(collection.rows, options.fit)
     except ConfigError as error:
         print(f"bench_planner: {error}", file=sys.stderr)

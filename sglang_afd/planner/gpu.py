@@ -51,60 +51,63 @@ class Gpu:
 
 GIB = 2.0**30
 
-GPUS = {
-    "GB200": Gpu(
-        name="GB200",
-        memory_bytes=183.5 * GIB,
-        hbm_bytes_per_us=8e6,
-        link_bytes_per_us=9e5,
-        network_bytes_per_us=1e5,
-        bf16_flops_per_us=2.5e9,
-        fp8_flops_per_us=5e9,
-        fp4_flops_per_us=1e10,
-        gpus_per_node=4,
-        link_domain_gpus=72,
-        source="NVIDIA GB200 NVL72 data sheet; memory: FastAFD's page count at memory ratio 0.82",
+
+@dataclass(frozen=True)
+class _DataSheet:
+    """In the units of data sheets: GiB free, TB/s, GB/s one way, TFLOP/s without sparsity."""
+
+    memory_gib: float
+    hbm: float
+    link: float
+    network: float
+    flops: tuple[float, float, float]  # BF16, FP8, FP4
+    per_node: int
+    domain: int
+    source: str
+
+    def gpu(self, name: str) -> Gpu:
+        bf16, fp8, fp4 = (rate * 1e6 for rate in self.flops)
+        return Gpu(
+            name=name,
+            memory_bytes=self.memory_gib * GIB,
+            hbm_bytes_per_us=self.hbm * 1e6,
+            link_bytes_per_us=self.link * 1e3,
+            network_bytes_per_us=self.network * 1e3,
+            bf16_flops_per_us=bf16,
+            fp8_flops_per_us=fp8,
+            fp4_flops_per_us=fp4,
+            gpus_per_node=self.per_node,
+            link_domain_gpus=self.domain,
+            source=self.source,
+        )
+
+
+# Network: one 400 Gb/s port a GPU, 800 Gb/s on GB200 and GB300.
+_DATA_SHEETS = {
+    "GB200": _DataSheet(
+        183.5, 8, 900, 100, (2500, 5000, 10_000), 4, 72,
+        "NVIDIA GB200 NVL72 data sheet; memory: FastAFD's page count at memory ratio 0.82",
     ),
-    "H200": Gpu(
-        name="H200",
-        memory_bytes=139 * GIB,
-        hbm_bytes_per_us=4.8e6,
-        link_bytes_per_us=4.5e5,
-        network_bytes_per_us=5e4,
-        bf16_flops_per_us=0.989e9,
-        fp8_flops_per_us=1.979e9,
-        fp4_flops_per_us=1.979e9,
-        gpus_per_node=8,
-        link_domain_gpus=8,
-        source="NVIDIA H200 SXM data sheet; memory: as reported free by the driver",
+    "GB300": _DataSheet(
+        277, 8, 900, 100, (2500, 5000, 15_000), 4, 72, "NVIDIA GB300 NVL72 data sheet"
     ),
-    "H100": Gpu(
-        name="H100",
-        memory_bytes=79 * GIB,
-        hbm_bytes_per_us=3.35e6,
-        link_bytes_per_us=4.5e5,
-        network_bytes_per_us=5e4,
-        bf16_flops_per_us=0.989e9,
-        fp8_flops_per_us=1.979e9,
-        fp4_flops_per_us=1.979e9,
-        gpus_per_node=8,
-        link_domain_gpus=8,
-        source="NVIDIA H100 SXM data sheet",
+    "B200": _DataSheet(178, 8, 900, 50, (2250, 4500, 9000), 8, 8, "NVIDIA HGX B200 data sheet"),
+    "B300": _DataSheet(268, 8, 900, 100, (2250, 4500, 14_000), 8, 8, "NVIDIA HGX B300 data sheet"),
+    "H200": _DataSheet(
+        139, 4.8, 450, 50, (989, 1979, 1979), 8, 8, "NVIDIA H200 SXM data sheet; memory: driver"
     ),
-    "B200": Gpu(
-        name="B200",
-        memory_bytes=178 * GIB,
-        hbm_bytes_per_us=8e6,
-        link_bytes_per_us=9e5,
-        network_bytes_per_us=5e4,
-        bf16_flops_per_us=2.25e9,
-        fp8_flops_per_us=4.5e9,
-        fp4_flops_per_us=9e9,
-        gpus_per_node=8,
-        link_domain_gpus=8,
-        source="NVIDIA HGX B200 data sheet",
+    "H100": _DataSheet(79, 3.35, 450, 50, (989, 1979, 1979), 8, 8, "NVIDIA H100 SXM data sheet"),
+    "H800": _DataSheet(79, 3.35, 200, 50, (989, 1979, 1979), 8, 8, "NVIDIA H800 SXM data sheet"),
+    "H20": _DataSheet(95, 4.0, 450, 50, (148, 296, 296), 8, 8, "NVIDIA H20 data sheet"),
+    "MI300X": _DataSheet(
+        190, 5.3, 448, 50, (1307, 2615, 2615), 8, 8, "AMD Instinct MI300X data sheet"
     ),
-}
+    "MI355X": _DataSheet(
+        286, 8, 538, 50, (2500, 5000, 10_000), 8, 8, "AMD Instinct MI355X data sheet"
+    ),
+}  # fmt: skip
+
+GPUS = {name: sheet.gpu(name) for name, sheet in _DATA_SHEETS.items()}
 
 
 def known_gpu(name: str) -> Gpu:

@@ -41,6 +41,7 @@ _DESCRIPTION_FIELDS = frozenset(
         "batch_per_attn_gpu",
         "batch_per_gpu",
         "ep",
+        "dp",
         "ffn_ep",
         "num_mb",
         "mode",
@@ -88,9 +89,12 @@ class Collection:
     skipped: tuple[Skipped, ...]
 
 
-def read_collection(path: Path) -> Collection:
+def read_collection(path: Path, strict: bool = True) -> Collection:
     """All rows of a file of the schema.
 
+    Args:
+        path: Of the JSON file.
+        strict: Raise at a record that cannot be described; otherwise list it as skipped.
     Raises: ConfigError, naming the record and the field.
     """
     try:
@@ -101,19 +105,35 @@ def read_collection(path: Path) -> Collection:
         raise ConfigError(f"{path}: wanted an object with a list `records`")
     rows, skipped = [], []
     for record in data["records"]:
-        step_us = measured_step_us(record)
-        if step_us is None or "context" not in record:
-            continue
-        verdict = str(record.get("plausibility", "ok"))
-        if verdict != "ok":
-            reason = f"marked at its source: {verdict}"
-            skipped.append(Skipped(id=str(record.get("id")), reason=reason))
-            continue
-        row = describe(record, data.get("models", {}), data.get("hardware", {}))
-        rows.append(MeasuredRow(row=row, step_us=step_us))
+        try:
+            found = _read_record(record, data.get("models", {}), data.get("hardware", {}))
+        except ConfigError as error:
+            if strict:
+                raise
+            found = Skipped(id=str(record.get("id")), reason=str(error))
+        if isinstance(found, MeasuredRow):
+            rows.append(found)
+        elif found:
+            skipped.append(found)
     if not rows:
         raise ConfigError(f"{path}: no record has a context and a measured step")
     return Collection(rows=tuple(rows), skipped=tuple(skipped))
+
+
+def _read_record(
+    record: Mapping[str, Any], models: Mapping[str, Any], hardware: Mapping[str, Any]
+) -> MeasuredRow | Skipped | None:
+    """None for records that are no steps."""
+    step_us = measured_step_us(record)
+    if "context" not in record:
+        return None
+    name = str(record.get("id"))
+    if step_us is None:
+        return Skipped(id=name, reason="no step and no rate on the clock of its system")
+    verdict = str(record.get("plausibility", "ok"))
+    if verdict != "ok":
+        return Skipped(id=name, reason=f"marked at its source: {verdict}")
+    return MeasuredRow(row=describe(record, models, hardware), step_us=step_us)
 
 
 def measured_step_us(record: Mapping[str, Any]) -> float | None:
@@ -163,14 +183,14 @@ def describe(
 
 def _deployment(seen: Mapping[str, Any]) -> Deployment:
     if "attn_gpus" not in seen:
-        ranks = int(_number(seen, "ep"))
+        ranks = int(_number(seen, "ep", "dp", "total_gpus"))
         return Deployment(
             mode=Mode.COLOCATED,
             attn_gpus=int(_optional(seen, "total_gpus", ranks)),
             expert_parallel=ranks,
             batch_per_attn_gpu=int(_number(seen, "batch_per_gpu")),
         )
-    batch = int(_number(seen, "batch_per_attn_gpu"))
+    batch = int(_number(seen, "batch_per_attn_gpu", "batch_per_gpu"))
     mlp_gpus = int(_number(seen, "ffn_gpus"))
     return Deployment(
         mode=Mode.CORE_ONLY if _is_core_only(seen) else Mode.AFD,
@@ -234,7 +254,8 @@ def _shape_from_fields(name: str, fields: Mapping[str, Any]) -> ModelShape:
 
 
 def _gpu(seen: Mapping[str, Any], hardware: Mapping[str, Any]) -> Gpu:
-    gpu = known_gpu(str(seen.get("hardware", "")))
+    only = next(iter(hardware)) if len(hardware) == 1 else ""
+    gpu = known_gpu(str(seen.get("hardware") or only))
     stated = hardware.get(gpu.name)
     if not isinstance(stated, Mapping):
         return gpu

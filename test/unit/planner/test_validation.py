@@ -238,6 +238,15 @@ def test_a_row_marked_implausible_is_listed_and_not_compared(tmp_path: Path) -> 
     assert all(item.row.id != "pub_afd_Qwen_8192" for item in collection.rows)
 
 
+def test_the_benchmark_lists_what_it_cannot_describe(tmp_path: Path) -> None:
+    path = _write(tmp_path, hardware="TPU")
+
+    collection = read_collection(path, strict=False)
+
+    assert [item.id for item in collection.skipped] == ["pub_afd_Qwen_8192"]
+    assert "TPU" in collection.skipped[0].reason
+
+
 def test_a_context_without_rows_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match="1024, 4096, 8192"):
         split(read_collection(DATA).rows, 3000)
