@@ -63,6 +63,16 @@ class Ready:
         renew_all(self.fleet.plane, self.fleet.clock_s, *self.experts, *self.servers)
         return answer_of(self.fleet)
 
+    def answer_with(
+        self, *, running: int, waiting: int, tokens_per_s: float, ttft_s: float
+    ) -> GroupsAnswer:
+        """With this load on both attention servers, at the same time as before."""
+        for server in self.servers:
+            busy(server, running=running, waiting=waiting, tokens_per_s=tokens_per_s)
+            self.fleet.traffics[server.id] = TrafficOf(num_in_flight=running, ttft_s=ttft_s)
+        renew_all(self.fleet.plane, self.fleet.clock_s, *self.servers)
+        return answer_of(self.fleet)
+
 
 def troubled() -> FakeFleet:
     """A group with a stalled, a waiting and a draining server, one with holes, and strays."""

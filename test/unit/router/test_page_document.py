@@ -33,6 +33,8 @@ def test_the_policy_allows_the_pages_own_script_and_style_and_no_other() -> None
     assert rules["style-src"] == hash_of(styles[0])
     assert rules["default-src"] == "'none'"
     assert rules["connect-src"] == "'self'"
+    assert rules["require-trusted-types-for"] == "'script'"
+    assert rules["trusted-types"] == "'none'"
 
 
 def test_the_page_fetches_nothing_from_elsewhere() -> None:
