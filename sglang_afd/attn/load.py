@@ -28,17 +28,17 @@ class LoadBoard:
     def __init__(self) -> None:
         # Running, waiting, free tokens of the cache, tokens that were generated since the start.
         self._words: Any = get_context("spawn").RawArray(ctypes.c_int64, 4)
-        self._shown_s = 0.0
+        self._idle_from_s = float("-inf")  # when an idle scheduler's load is to be shown again
 
-    def show(self, load: SchedulerLoad) -> None:
+    def show(self, load: SchedulerLoad, *, is_idle: bool) -> None:
         """Show it until the next one."""
         words = self._words
         words[0], words[1], words[2] = load.num_running, load.num_waiting, load.free_kv_tokens
-        self._shown_s = time.monotonic()
+        self._idle_from_s = time.monotonic() + IDLE_LOOK_S if is_idle else float("-inf")
 
     def is_stale(self) -> bool:
-        """Of an idle scheduler: has nothing been shown for a while?"""
-        return time.monotonic() >= self._shown_s + IDLE_LOOK_S
+        """Of an idle scheduler: has it stepped since it was shown, or is that long ago?"""
+        return time.monotonic() >= self._idle_from_s
 
     def count_tokens(self, num_tokens: int) -> None:
         """A step that generates so many was launched."""

@@ -147,7 +147,8 @@ def _show_load(owner: scheduler.Scheduler, batch: scheduler.ScheduleBatch | None
             num_running=load.num_running(owner, batch),
             num_waiting=load.num_waiting(owner),
             free_kv_tokens=load.free_kv_tokens(owner),
-        )
+        ),
+        is_idle=batch is None,
     )
 
 

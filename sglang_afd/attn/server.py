@@ -17,7 +17,7 @@ from sglang_afd.config import AfdConfig
 from sglang_afd.errors import ConfigError
 from sglang_afd.protocol import auth
 from sglang_afd.protocol.registration import MAX_NAME_CHARS
-from sglang_afd.registrar.address import advertised_url, server_id
+from sglang_afd.registrar.address import advertised_url, server_id, with_ports
 from sglang_afd.registrar.drain import Drain
 from sglang_afd.registrar.registrar import Registrar
 from sglang_afd.trace import file as trace_file
@@ -109,5 +109,8 @@ def _name(config: AfdConfig, server_args: ServerArgs) -> Name:
     scheme = "https" if server_args.ssl_certfile else "http"
     url = advertised_url(config, host=server_args.host, port=server_args.port, scheme=scheme)
     return Name(
-        server_id=server_id(config, url), models=(model,), url=url, peer_urls=config.mlp_urls
+        server_id=server_id(config, url),
+        models=(model,),
+        url=url,
+        peer_urls=with_ports(config.mlp_urls),
     )

@@ -33,7 +33,7 @@ from sglang_afd.mlp.rank_order import make_rank_order
 from sglang_afd.protocol import auth
 from sglang_afd.protocol.handshake import Gate, MlpIdentity
 from sglang_afd.protocol.messages import ModelSpec
-from sglang_afd.registrar.address import advertised_url, server_id
+from sglang_afd.registrar.address import advertised_url, server_id, with_ports
 from sglang_afd.topology import ExpertShard
 from sglang_afd.trace import file as trace_file
 from sglang_afd.trace import mlp as mlp_timeline
@@ -221,7 +221,7 @@ def _name(config: AfdConfig, server_args: ServerArgs) -> Name:
     return Name(
         server_id=server_id(config, url),
         url=url,
-        peer_urls=config.leader_urls,
+        peer_urls=with_ports(config.leader_urls),
         num_experts=num_experts_of(server_args.model_path, server_args.json_model_override_args),
     )
 

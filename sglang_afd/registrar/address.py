@@ -25,6 +25,16 @@ def advertised_url(config: AfdConfig, *, host: str, port: int, scheme: str = "ht
     return f"{scheme}://{shown}:{port}"
 
 
+def with_ports(urls: tuple[str, ...]) -> tuple[str, ...]:
+    """Addresses as a registration wants them: no path, and HTTP's own port where none was given."""
+    whole = []
+    for url in urls:
+        parts = urlsplit(url)
+        netloc = parts.netloc if parts.port else f"{parts.netloc.rstrip(':')}:80"
+        whole.append(f"{parts.scheme}://{netloc.rpartition('@')[2]}")
+    return tuple(whole)
+
+
 def server_id(config: AfdConfig, url: str) -> str:
     """`--afd-server-id`, else one that stays the same over restarts at the same address."""
     if config.server_id:

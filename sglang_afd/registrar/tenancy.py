@@ -20,7 +20,7 @@ from sglang_afd.registrar.speaker import Speaker
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.5
-MAX_RETRY_S = 8.0
+MAX_RETRY_S = 4.0  # less than a lease: a router that was started anew hears of all within one
 HASTY_RENEW_S = 0.5  # while the next answer is waited for: where to attach, whether to end
 MIN_RENEW_S = 0.1
 

@@ -51,6 +51,17 @@ def lease_of(**changes: Any) -> Lease:
     return Lease(**fields | changes)
 
 
+def loaded(num_running: int) -> Load:
+    """The load of an attention server with so many requests."""
+    return Load(
+        num_running=num_running,
+        num_waiting=0,
+        free_kv_tokens=1000,
+        tokens_per_s=0.0,
+        expert_imbalance=0.0,
+    )
+
+
 class Server:
     """What one attention server knows of itself; tests change it."""
 
@@ -73,13 +84,7 @@ class Server:
             reason="",
             attached=("mlp-boot",),
             lost=(),
-            load=Load(
-                num_running=0,
-                num_waiting=0,
-                free_kv_tokens=1000,
-                tokens_per_s=0.0,
-                expert_imbalance=0.0,
-            ),
+            load=loaded(0),
         )
 
     def describe(self) -> Facts:

@@ -277,3 +277,69 @@ def test_what_is_no_exchange_address_is_refused(address: str) -> None:
     assert str(caught.value) == (
         f"--afd-listen {address} is neither ipc:///path nor tcp://host:port"
     )
+
+
+ROUTER_URL = "http://127.0.0.1:30000"
+
+
+def test_with_a_router_nobody_needs_to_know_where_rank_0_is() -> None:
+    assert attn(mlp_url="", router_url=ROUTER_URL).router_urls == (ROUTER_URL,)
+    assert mlp(ep_rank=3, router_url=f"{ROUTER_URL},http://[::1]:1").router_urls == (
+        ROUTER_URL,
+        "http://[::1]:1",
+    )
+
+
+def test_a_spare_needs_its_leader_with_a_router_too() -> None:
+    with pytest.raises(ConfigError, match="--afd-spare needs --afd-leader"):
+        mlp(is_spare=True, router_url=ROUTER_URL)
+
+
+def test_without_a_router_an_attention_server_is_told_both_ways_out() -> None:
+    with pytest.raises(ConfigError, match=r"needs --afd-mlp URL, .* or --afd-router URL"):
+        attn(mlp_url="")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:30000", "https://h:1", f"{ROUTER_URL},", "http://h:0"])
+def test_what_is_no_address_of_a_router_is_refused(url: str) -> None:
+    for make in (attn, mlp):
+        with pytest.raises(ConfigError, match="--afd-router .*is not an address like"):
+            make(router_url=url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://h:1", "https://gpu-7.example:443", "http://[::1]:30001/", "http://10.0.0.1:65535"],
+)
+def test_an_address_to_be_reached_at_is_accepted(url: str) -> None:
+    assert attn(advertise_url=url).advertise_url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://h",
+        "h:1",
+        "http://h:0",
+        "http://h:65536",
+        "http://h:1/path",
+        "http://u@h:1",
+        "ftp://h:1",
+    ],
+)
+def test_an_address_that_nobody_could_reach_a_server_at_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="--afd-advertise-url .* is not an address like"):
+        mlp(advertise_url=url)
+
+
+@pytest.mark.parametrize("name", ["a b", "ä", "x" * 65, "a/b", "a\n"])
+def test_a_name_that_no_registration_could_carry_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="--afd-server-id"):
+        attn(server_id=name)
+
+
+def test_a_drain_that_nobody_would_notice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--afd-drain-timeout needs --afd-router URL"):
+        attn(drain_timeout_s=5.0)
+
+    assert attn(drain_timeout_s=5.0, router_url=ROUTER_URL).drain_timeout_s == 5.0

@@ -218,3 +218,141 @@ def test_a_link_that_was_lost_before_anybody_took_it_begins_no_step() -> None:
     with attacher.use():
         taken = attacher.take(waiting_since_s=time.monotonic(), limit_s=math.inf)
     assert taken is living
+
+
+class LivingLink(Link):
+    """One that watches as long as it is not lost."""
+
+    is_closed = False
+
+    def watch(self, timeout_s: float) -> bool:
+        time.sleep(0.002)
+        return self.lost is None and not self.is_closed
+
+    def mark_lost(self, reason: str) -> None:
+        self.lost = reason
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def close_watch(self) -> None:
+        return None
+
+
+def told_attacher(
+    monkeypatch: pytest.MonkeyPatch,
+    infos: dict[str, dict[str, Any] | None],
+    connect: Any = lambda *_: None,
+    secret: bytes = b"",
+) -> tuple[Attacher[Any], StatusBoard]:
+    """One without --afd-mlp, among servers that answer so."""
+
+    def answer(url: str) -> ServerInfo:
+        if (info := infos[url]) is None:
+            raise PeerLost(f"no MLP server answers at {url}: nobody")
+        return msgspec.convert(info, ServerInfo)
+
+    monkeypatch.setattr(attach, "fetch_info", answer)
+    monkeypatch.setattr(attach, "RETRY_S", 0.002)
+    monkeypatch.setattr(attach, "MOVE_S", 0.002)
+    options = LinkOptions(
+        server_id="attn-0",
+        spec=SPEC,
+        secret=secret,
+        heartbeat_timeout_s=1.0,
+        stall_timeout_s=1.0,
+    )
+    board = StatusBoard()
+    return Attacher("", options, board, connect=connect), board
+
+
+FIRST, SECOND = "http://127.0.0.1:30010", "http://127.0.0.1:30020"
+ALONE = INFO | {"group": [{"rank": 0, "exchange_address": "ipc:///run/0"}]}
+ALONE_TOO = INFO | {"group": [{"rank": 0, "exchange_address": "ipc:///run/other"}]}
+
+
+def test_without_an_address_the_router_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    attacher, board = told_attacher(monkeypatch, {})
+    board.told.write(urls=(), reason="no MLP server of its model has registered")
+
+    with pytest.raises(PeerLost, match="has named no MLP servers yet: no MLP server of its model"):
+        attacher._find()
+
+
+def test_the_mlp_servers_are_found_where_the_router_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    attacher, board = told_attacher(monkeypatch, {FIRST: None, SECOND: ALONE})
+    board.told.write(urls=(FIRST, SECOND), reason="")
+
+    assert attacher._find() == ["ipc:///run/0"]
+
+
+def test_a_wrong_address_of_the_router_ends_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    attacher, board = told_attacher(monkeypatch, {FIRST: {"model_path": "m"}})
+    board.told.write(urls=(FIRST,), reason="")
+
+    with pytest.raises(PeerLost, match="is not an MLP server"):
+        attacher._find()
+
+
+def test_the_router_cannot_send_a_server_without_a_secret_to_another_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attacher, board = told_attacher(monkeypatch, {SPARE: ALONE})
+    board.told.write(urls=(SPARE,), reason="")
+
+    with pytest.raises(PeerLost, match="10.0.0.5.* can be reached from other hosts"):
+        attacher._find()
+
+
+def moving(
+    monkeypatch: pytest.MonkeyPatch, infos: dict[str, dict[str, Any] | None]
+) -> tuple[Attacher[Any], StatusBoard, list[list[str]], threading.Semaphore]:
+    """Attached to FIRST."""
+    places: list[list[str]] = []
+    news = threading.Semaphore(0)
+
+    def connect(addresses: list[str], _: LinkOptions) -> LivingLink:
+        places.append(addresses)
+        news.release()
+        return LivingLink(len(places))
+
+    attacher, board = told_attacher(monkeypatch, infos, connect)
+    board.told.write(urls=(FIRST,), reason="")
+    attacher.start()
+    assert news.acquire(timeout=20)
+    return attacher, board, places, news
+
+
+def test_a_server_moves_when_the_router_names_others_that_are_all_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attacher, board, places, news = moving(monkeypatch, {FIRST: ALONE, SECOND: ALONE_TOO})
+
+    board.told.write(urls=(SECOND,), reason="")
+
+    assert news.acquire(timeout=20)
+    attacher.close()
+    assert places == [["ipc:///run/0"], ["ipc:///run/other"]]
+
+
+def test_a_server_stays_while_the_others_are_not_all_there_or_its_own_are_still_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    infos: dict[str, dict[str, Any] | None] = {FIRST: ALONE, SECOND: None}
+    asked: list[str] = []
+    attacher, board, places, _ = moving(monkeypatch, infos)
+    answer = attach.fetch_info
+    monkeypatch.setattr(attach, "fetch_info", lambda url: (asked.append(url), answer(url))[1])
+
+    board.told.write(urls=(SECOND,), reason="")
+    deadline_s = time.monotonic() + 20
+    while asked.count(SECOND) < 3 and time.monotonic() < deadline_s:
+        time.sleep(0.002)
+    board.told.write(urls=(SECOND, FIRST), reason="")
+    infos[SECOND] = ALONE_TOO
+    num_asked = len(asked)
+    time.sleep(0.05)
+    attacher.close()
+
+    assert num_asked >= 3
+    assert places == [["ipc:///run/0"]]

@@ -172,3 +172,53 @@ def test_the_end_of_the_lifespan_is_told_before_sglang_waits_for_its_threads(
     asyncio.run(door({"type": "lifespan"}, next_message, ignore))
 
     assert seen == [False, True]
+
+
+def test_the_registration_is_answered_once_the_server_knows_itself(ready: StatusBoard) -> None:
+    status, body = ask(ready, "/afd/v1/registration")
+
+    assert status == 503 and "the scheduler is not there yet" in body["error"]["message"]
+
+
+def test_without_a_router_the_status_says_so(ready: StatusBoard) -> None:
+    assert ask(ready, "/afd/v1/status")[1]["router"] is None
+
+
+@pytest.mark.parametrize(("path", "num_open"), [("/generate", 1), ("/health", 0)])
+def test_requests_that_need_experts_are_counted_while_they_run(
+    ready: StatusBoard, path: str, num_open: int
+) -> None:
+    seen: list[int] = []
+    parts = parts_of(ready, threading.Event(), threading.Event())
+
+    async def sglang(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(parts["open_requests"].count())
+        raise ConnectionError("the client has left")
+
+    async def nothing(*_: Any) -> Any:
+        return {}
+
+    with pytest.raises(ConnectionError):
+        asyncio.run(Doorkeeper(sglang, **parts)({"type": "http", "path": path}, nothing, nothing))
+
+    assert seen == [num_open]
+    assert parts["open_requests"].count() == 0
+
+
+def test_a_server_that_drains_shows_it_instead_of_ready(ready: StatusBoard) -> None:
+    parts = parts_of(ready, threading.Event(), threading.Event())
+    parts["is_warm"].set()
+    parts["registrar"].drain()
+    sent: list[Any] = []
+
+    async def nothing(*_: Any) -> Any:
+        return {}
+
+    async def keep(message: Any) -> None:
+        sent.append(message)
+
+    door = Doorkeeper(nothing, **parts)
+    scope = {"type": "http", "path": "/afd/v1/status", "headers": []}
+    asyncio.run(door(scope, nothing, keep))
+
+    assert json.loads(sent[1]["body"])["state"] == "draining"

@@ -25,6 +25,7 @@ from sglang_afd.mlp.membership import (
 )
 from sglang_afd.mlp.place import NO_RANK, Place
 from sglang_afd.mlp.spare import Candidate, Watch
+from sglang_afd.registrar.told import ToldPage
 
 
 class Clock:
@@ -225,5 +226,24 @@ def test_the_leaders_answer_shows_what_spares_decide_on() -> None:
         assert info["group"] == [{"rank": 0, "boot_id": "main", "exchange_address": "ipc:///run/0"}]
         assert info["missing_ranks"] == info["claimable_ranks"] == [1]
         assert info["loading_ranks"] == []
+
+    run(test)
+
+
+def test_a_rank_without_an_address_reports_where_the_router_says_and_waits_until_then() -> None:
+    async def test() -> None:
+        main = leader(Clock())
+        member = place(1, "mine", "ipc:///run/mine")
+        page = ToldPage()
+        async with serving(main) as url, open_session() as session:
+            membership = Membership(member, [], SECRET, lambda rank: None, told=page.read)
+
+            first = await membership.report_to_any(session)
+            page.write(urls=(url,), reason="")
+            second = await membership.report_to_any(session)
+
+        assert first.outcome is Outcome.NOT_THERE
+        assert "has not said where rank 0 is: no router has answered yet" in first.text
+        assert second == Answer(Outcome.ACCEPTED, f"accepted by {url}")
 
     run(test)

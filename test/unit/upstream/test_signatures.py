@@ -156,6 +156,17 @@ def test_dispatch_and_combine_outputs_have_the_fields_that_we_use() -> None:
     assert moe.StandardDispatchOutput._fields[2] == "topk_output"
 
 
+def test_sigterm_reaches_the_handler_that_we_wrap_and_it_only_sets_a_flag() -> None:
+    module, _, _ = http_server.SIGTERM_HOOK.rpartition(".SignalHandler.")
+    install = inspect.getsource(resolve(f"{module}.TokenizerManager").auto_create_handle_loop)
+    handler = inspect.getsource(resolve(http_server.SIGTERM_HOOK))
+
+    assert parameters(resolve(http_server.SIGTERM_HOOK)) == ["self", "signum", "frame"]
+    assert "add_signal_handler(signal.SIGTERM, signal_handler.sigterm_handler)" in install
+    assert "self.tokenizer_manager.gracefully_exit = True" in handler
+    assert "loop" not in handler  # it may be called by any thread
+
+
 def attributes_of(name: str, file: Path) -> set[str]:
     """What a file reads or writes of the variable `name`."""
     return {
