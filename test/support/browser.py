@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import json
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -185,6 +187,7 @@ async def running(program: str) -> AsyncIterator[Browser]:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
         )
         try:
             url = await _debugger_url(Path(profile) / "DevToolsActivePort", process)
@@ -197,8 +200,9 @@ async def running(program: str) -> AsyncIterator[Browser]:
                 yield browser
                 reader.cancel()
         finally:
-            if process.returncode is None:
-                process.kill()
+            # Debian's program is a script that waits for the browser, and dies without it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
 
 
