@@ -137,12 +137,6 @@ class StaticServers:
         if is_held and lease is not None:
             static.lease = self._plane.renew(_renewal(registration, lease), now_s)
         else:
-            told = lease if registration.boot_id == static.boot_id else None
-            if told is not None:
-                # As the server would say itself: what it was told last.
-                registration = msgspec.structs.replace(
-                    registration, group=told.group, epoch=told.epoch
-                )
             static.lease = self._plane.register(registration, now_s)
             static.server_id, static.boot_id = registration.server_id, registration.boot_id
         self._changed()

@@ -88,18 +88,19 @@ def test_a_server_that_is_gone_leaves_the_table() -> None:
     assert world.table.rows == ()
 
 
-def test_changes_that_come_together_make_one_table() -> None:
+def test_loads_that_come_shortly_after_a_table_make_one_more() -> None:
     world = World()
-    _, servers = a_group(world, "attn-0", "attn-1", "attn-2")
+    _, servers = a_group(world, "attn-0", "attn-1", "attn-2", "attn-3")
     before = len(world.tables)
 
     for server in servers:
         server.says(load=load_of(num_running=5))
         world.renew(server)
-    world.loop.advance(COALESCE_S + 0.01)
+        world.loop.advance(COALESCE_S / 10)
+    world.loop.advance(COALESCE_S)
 
-    assert len(world.tables) == before + 1
-    assert [row.num_reported for row in world.table.rows] == [5, 5, 5]
+    assert len(world.tables) == before + 2
+    assert [row.num_reported for row in world.table.rows] == [5] * 4
 
 
 def test_a_decision_does_not_wait_for_loads() -> None:

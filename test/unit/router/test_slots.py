@@ -61,6 +61,17 @@ def test_a_slot_goes_to_another_server_only_when_it_has_cooled_and_nothing_is_in
     assert counted.new_owners == [0, 0]
 
 
+def test_the_slot_of_a_server_that_came_back_is_not_given_away() -> None:
+    slots = Counted(1).slots
+    slots.take([A], 0.0)
+    slots.take([], 1.0)
+    slots.take([A], 2.0)
+
+    left_out = slots.take([A, B], 2.0 + COOL_S)
+
+    assert (left_out, slots.of("a")) == ([B], 0)
+
+
 def test_more_servers_than_slots_leave_the_last_ones_without() -> None:
     slots = Counted(2).slots
 

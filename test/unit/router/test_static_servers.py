@@ -77,7 +77,7 @@ def test_every_answer_renews_the_lease_and_takes_the_report() -> None:
     assert world.standing() is Standing.DEGRADED
 
 
-def test_a_lease_that_ran_out_is_taken_anew_with_the_group_that_the_server_was_told() -> None:
+def test_a_lease_that_ran_out_is_taken_anew_in_the_same_group() -> None:
     world = World()
     world.answer()
     before = world.plane.lease_of("attn-30001")
@@ -202,6 +202,19 @@ def test_a_server_that_registers_by_itself_too_is_there_once_and_is_not_static()
     assert len(world.plane.registry) == 1
     assert world.servers.url_of("attn-30001") == ""
     assert world.servers.unheard() == ()
+
+
+def test_a_server_that_registered_by_itself_first_keeps_its_own_lease() -> None:
+    world = World()
+    own = decode_to_router(world.process.body(30001, READY))
+    assert isinstance(own, Registration)
+    lease = world.plane.register(own, 0.0)
+
+    world.answer()
+
+    after = world.plane.lease_of(own.server_id)
+    assert after is not None and after.lease_id == lease.lease_id
+    assert (world.servers.url_of(own.server_id), world.servers.unheard()) == ("", ())
 
 
 def test_an_mlp_server_is_taken_with_its_experts() -> None:
