@@ -15,7 +15,7 @@ from sglang_afd.planner.shape import ModelShape
 CORE_FLOPS_EFFICIENCY = 0.65
 
 
-def slowest_context_tokens(workload: Workload, requests: int, num_peers: float) -> float:
+def slowest_context_tokens(workload: Workload, requests: float, num_peers: float) -> float:
     """Mean context of a request on the peer that holds most; the others wait for that peer."""
     peers = max(int(num_peers), 1)
     if workload.context_std_tokens <= 0 or peers == 1:
@@ -29,7 +29,7 @@ def core_us(
     gpu: Gpu,
     constants: Constants,
     *,
-    requests: int,
+    requests: float,
     context_tokens: float,
     verify_tokens: int,
 ) -> float:

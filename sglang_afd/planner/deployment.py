@@ -105,8 +105,13 @@ class Deployment:
         return self.attn_gpus + self.mlp_gpus
 
     @property
-    def requests_per_micro_batch(self) -> int:
-        """Of the largest micro-batch of a GPU, which the others wait for."""
+    def requests_per_micro_batch(self) -> float:
+        """The mean: a step reads each request's cache once, however they are split."""
+        return self.batch_per_attn_gpu / self.micro_batches
+
+    @property
+    def rows_per_micro_batch(self) -> int:
+        """Of the largest micro-batch, to which the others are padded."""
         return -(-self.batch_per_attn_gpu // self.micro_batches)
 
     @property

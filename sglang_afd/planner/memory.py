@@ -27,9 +27,14 @@ class RoleMemory:
     kv_needed_tokens: float
 
     @property
+    def weights_fit(self) -> bool:
+        """Whether weights and buffers leave room for anything."""
+        return self.weight_bytes + self.buffer_bytes <= self.usable_bytes
+
+    @property
     def fits(self) -> bool:
-        """Whether the batch fits into the cache."""
-        return self.kv_needed_tokens <= self.kv_capacity_tokens
+        """Whether weights, buffers and the cache of the batch fit."""
+        return self.weights_fit and self.kv_needed_tokens <= self.kv_capacity_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +49,15 @@ class MemoryPlan:
         return all(role.fits for role in self.roles)
 
     def require_fit(self, deployment: Deployment) -> None:
-        """Raise ConfigError, with the largest batch that fits, when one role does not."""
+        """Raise ConfigError, with what would fit, when one role does not."""
         for role in self.roles:
+            taken = role.weight_bytes + role.buffer_bytes
+            if not role.weights_fit:
+                raise ConfigError(
+                    f"deployment {deployment.label}: a {role.role} GPU has "
+                    f"{role.usable_bytes / GIB:.1f} GiB, and weights and buffers need "
+                    f"{taken / GIB:.1f} GiB there before any cache; raise the expert parallelism"
+                )
             if not role.fits:
                 per_request = role.kv_needed_tokens / deployment.batch_per_attn_gpu
                 largest = int(role.kv_capacity_tokens / per_request)
@@ -63,10 +75,7 @@ def plan_memory(
     deployment: Deployment,
     usable_fraction: float = USABLE_FRACTION,
 ) -> MemoryPlan:
-    """Weights, buffers and cache of each role.
-
-    Raises: ConfigError, when the weights alone do not fit.
-    """
+    """Weights, buffers and cache of each role; the plan's `require_fit` refuses what is too much."""
     experts = shape.all_expert_bytes / deployment.expert_parallel
     dense = shape.all_dense_bytes
     usable = gpu.memory_bytes * usable_fraction
@@ -75,13 +84,7 @@ def plan_memory(
 
     def role(name: str, weights: float, buffer: float, needed_tokens: float) -> RoleMemory:
         left = usable - weights - buffer
-        if left < 0:
-            raise ConfigError(
-                f"deployment {deployment.label}: a {name} GPU {gpu.name} has {usable / GIB:.1f} "
-                f"GiB, and {shape.name} needs {(weights + buffer) / GIB:.1f} GiB there before any "
-                "cache; raise the expert parallelism"
-            )
-        capacity = int(left / shape.kv_bytes_per_token)
+        capacity = max(int(left / shape.kv_bytes_per_token), 0)
         return RoleMemory(
             role=name,
             usable_bytes=usable,
@@ -115,5 +118,7 @@ def largest_batch(
     """Requests per attention GPU that fit; 0 when not even one does."""
     one = deployment.with_batch(deployment.micro_batches)
     plan = plan_memory(shape, gpu, workload, one, usable_fraction)
+    if not all(role.weights_fit for role in plan.roles):
+        return 0
     capacity = min(role.kv_capacity_tokens for role in plan.roles if role.kv_needed_tokens)
     return int(capacity / (workload.context_tokens + workload.verify_tokens))

@@ -89,7 +89,7 @@ class Prediction:
 def predict(scenario: Scenario, deployment: Deployment) -> Prediction:
     """Step time, throughput and memory; memory is reported, `memory.require_fit` refuses.
 
-    Raises: ConfigError, when the experts do not fit their GPUs at all.
+    Raises: ConfigError, when the experts do not divide among their GPUs.
     """
     _check_experts(scenario.shape, deployment)
     if deployment.mode is Mode.COLOCATED:
@@ -208,7 +208,7 @@ def _experts(scenario: Scenario, kernel: ExpertKernel, tokens: float, num_ranks:
 def _disaggregated(scenario: Scenario, deployment: Deployment) -> tuple[StageTimes, float, str]:
     """Two stages and the exchange between them."""
     constants, ranks = scenario.constants, deployment.expert_parallel
-    tokens = deployment.requests_per_micro_batch * scenario.workload.verify_tokens
+    tokens = deployment.rows_per_micro_batch * scenario.workload.verify_tokens
     meeting = tokens * deployment.peers_per_expert_copy
     grouped = deployment.expert_kernels is ExpertKernels.GROUPED
     kernel = _grouped_kernel(constants) if grouped else _fused_kernel(constants)

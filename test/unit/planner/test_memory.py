@@ -68,8 +68,14 @@ def test_requests_that_fit_are_the_capacity_over_the_context() -> None:
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:
+    plan = plan_memory(QWEN, known_gpu("H100"), EIGHT_K, _colocated(2))
+
     with pytest.raises(ConfigError, match="raise the expert parallelism"):
-        plan_memory(QWEN, known_gpu("H100"), EIGHT_K, _colocated(2))
+        plan.require_fit(_colocated(2))
+
+
+def test_nothing_fits_where_the_weights_do_not() -> None:
+    assert largest_batch(QWEN, known_gpu("H100"), EIGHT_K, _colocated(2)) == 0
 
 
 def test_a_batch_that_does_not_fit_is_refused_with_the_one_that_does() -> None:

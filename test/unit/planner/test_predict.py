@@ -152,6 +152,13 @@ def test_one_micro_batch_hides_nothing() -> None:
     assert prediction.step_us - prediction.outside_layers_us == pytest.approx(serial)
 
 
+def test_an_uneven_split_reads_no_request_twice() -> None:
+    even, uneven = (predict(_scenario(131_072), _afd(1, 6, m)).stages.core_us * m for m in (2, 4))
+
+    fixed = DEFAULTS.core_fixed_us
+    assert uneven - 4 * fixed == pytest.approx(even - 2 * fixed)
+
+
 def test_verifying_more_tokens_reads_the_same_cache() -> None:
     def verify(tokens: int) -> Prediction:
         workload = Workload(context_tokens=8192, verify_tokens=tokens)
