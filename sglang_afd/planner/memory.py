@@ -75,7 +75,7 @@ def plan_memory(
     deployment: Deployment,
     usable_fraction: float = USABLE_FRACTION,
 ) -> MemoryPlan:
-    """Weights, buffers and cache of each role; the plan's `require_fit` refuses what is too much."""
+    """Weights, buffers and cache of each role; the plan's `require_fit` refuses too much."""
     experts = shape.all_expert_bytes / deployment.expert_parallel
     dense = shape.all_dense_bytes
     usable = gpu.memory_bytes * usable_fraction
