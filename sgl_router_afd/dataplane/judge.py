@@ -9,6 +9,7 @@ from sgl_router_afd.dataplane.request import Refusal
 from sgl_router_afd.endpoints import RELAYED, RESPONSES, Endpoint
 from sgl_router_afd.keys import Key
 
+_RESPONSES = RESPONSES.encode()
 MAX_SHOWN_NAME = 200  # characters of a name that a client made up
 
 
@@ -43,7 +44,7 @@ def judge_key(key: Key, authorization: bytes) -> Refusal | None:
 
 def judge_body(path: bytes, said: Said) -> Refusal | None:
     """Whether any one server can do what the body asks for."""
-    if path != RESPONSES.encode():
+    if path != _RESPONSES:
         return None
     if said.previous_response_id is not None:
         return Refusal(

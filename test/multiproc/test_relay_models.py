@@ -242,7 +242,9 @@ def test_a_held_request_is_told_at_once_that_there_is_nothing_to_wait_for(
         rig.publish(table([], {"a": ModelRow(slots=(), reason="all its servers are gone")}))
         reply = client.reply()
 
-    assert reply.status == 503 and "all its servers are gone" in str(_error(reply)["message"])
+    message = str(_error(reply)["message"])
+    assert reply.status == 503 and "all its servers are gone" in message
+    assert "none became ready within" not in message
     assert int(reply.values("retry-after")[0]) > 0
     assert rig.total(counters.HOLDS) == holds + 1
 
@@ -281,6 +283,7 @@ def test_a_request_without_a_token_leaves_a_server_in_trouble_for_one_that_serve
         away = [] if has_left else [row(0, one, Standing.DEGRADED)]
         rig.publish(table(away, {"a": ModelRow(slots=(), may_wait=True)}))
         assert other.of_case(case) == []  # nobody else could take it yet
+        assert rig.counters.totals(counters.IN_FLIGHT, 2) == [1, 0]
 
         rig.publish(table([*away, row(1, other)], {"a": ModelRow(slots=(1,))}))
         port = _from(client.reply())
@@ -407,6 +410,36 @@ def test_a_server_that_breaks_off_is_told_once_and_one_that_refuses_too(
     assert isinstance(broken, BrokeOff) and broken.slot == 0 and "reset" in broken.reason
     assert isinstance(refused, Unreachable) and refused.slot == 2
     rig.wait_for("nobody is held", counters.HELD, 0)
+
+
+def test_a_server_that_breaks_off_many_answers_at_once_is_told_about_less_often(
+    rig: RelayRig, servers: tuple[RawServer, RawServer]
+) -> None:
+    async def die_together(talk: Talk) -> None:
+        await talk.send(SSE_HEAD + event("one"))
+        await talk.server.gate.wait()
+        talk.reset()
+
+    (one, _), num_streams = servers, 64
+    one.scripts[b"dies_together"] = die_together
+    one.close_gate()
+    rig.publish(table([row(3, one)], {"a": ModelRow(slots=(3,))}))
+    rig.told.clear()
+    clients = [Client(rig.address) for _ in range(num_streams)]
+    for client in clients:
+        client.send(_named("a", "/v1/completions?answer=dies_together"))
+    for client in clients:
+        while b"one" not in client.data:
+            client.more()
+
+    one.open_gate()
+    replies = [client.reply() for client in clients]
+    for client in clients:
+        client.socket.close()
+
+    assert not any(reply.is_whole for reply in replies)
+    wait_until("it is told", lambda: bool(rig.told))
+    assert len(rig.told) < num_streams / 2
 
 
 def test_times_to_the_first_token_are_those_of_streams_by_server(
