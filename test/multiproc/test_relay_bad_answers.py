@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from raw_http import Client, ask, chunk, post
-from raw_server import RawServer, Talk, whole
+from raw_server import DEADLINE_S, RawServer, Talk, whole
 from router_harness import RouterProcess
 
 pytestmark = pytest.mark.multiproc
@@ -90,12 +92,16 @@ def test_what_a_server_sends_behind_its_answer_reaches_nobody(
         await talk.send(first)
         if is_late:
             await talk.send(STRAY)
+        is_sent.set()
 
     raw_server.scripts[b"stray"] = answer
+    is_sent = threading.Event()
 
     with Client(relay.address) as client:
         client.send(post("/generate?answer=stray"))
         first = client.reply()
+        # Behind the next request it could not be told from the answer to that.
+        assert is_sent.wait(DEADLINE_S)
         bodies = []
         for _ in range(4):
             client.send(post())
