@@ -47,20 +47,22 @@ class Profile:
         routing = Routing(probabilities, placed=True) if probabilities else None
         return Scenario(shape=self.shape, gpu=self.gpu, workload=workload, routing=routing)
 
+    def observations(self) -> tuple[Observation, ...]:
+        """The measurements, as a fit reads them."""
+        return tuple(
+            Observation(
+                scenario=self.scenario(item.workload),
+                deployment=item.deployment,
+                time_us=item.time_us,
+                stage=item.stage,
+                noise=item.noise,
+            )
+            for item in self.measurements
+        )
+
     def fitted(self) -> Fit:
         """Constants from all measurements."""
-        return fit(
-            [
-                Observation(
-                    scenario=self.scenario(item.workload),
-                    deployment=item.deployment,
-                    time_us=item.time_us,
-                    stage=item.stage,
-                    noise=item.noise,
-                )
-                for item in self.measurements
-            ]
-        )
+        return fit(self.observations())
 
 
 def write_profile(profile: Profile, path: Path) -> None:

@@ -1,0 +1,1 @@
+"""The commands of `python -m sglang_afd.planner`."""
