@@ -68,9 +68,13 @@ class Fit:
 
     def relative_error(self, scenario: Scenario, deployment: Deployment) -> float:
         """Standard deviation of the predicted step, from that of the constants and of a row."""
-        gradient = _gradient(_logs(self.constants), lambda x: _log_time(x, scenario, deployment))
+        gradient = self.gradient(scenario, deployment)
         variance = float(gradient @ np.asarray(self.covariance) @ gradient)
         return math.sqrt(variance + ROW_NOISE**2)
+
+    def gradient(self, scenario: Scenario, deployment: Deployment) -> Floats:
+        """Of the logarithm of the step by the logarithm of each constant, in the order of NAMES."""
+        return _gradient(_logs(self.constants), lambda x: _log_time(x, scenario, deployment))
 
 
 def fit(observations: Sequence[Observation], start: Constants = DEFAULTS) -> Fit:
