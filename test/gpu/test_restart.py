@@ -14,7 +14,7 @@ import pytest
 from compare import PROMPTS
 from gpu_ahead import Ahead, Setup, Stage
 from gpu_fleet import START_TIMEOUT_S, say, telling, wait_ready
-from gpu_questions import forget_prefixes
+from gpu_questions import LOGPROB_BOUND, forget_prefixes, gap_at_first_difference
 from servers import Server, Zygote, wait_until
 from streams import Stream, finish_all, start_streams
 
@@ -133,6 +133,7 @@ def test_steps_that_are_given_up_are_made_up_for_once_the_server_is_back(
     streams = load.begin()
     before = load.hasty.get("/afd/v1/status")[1]["num_retracted_requests"]
 
+    num_had = [len(stream.tokens) for stream in streams]
     _stop(load.running[-1])
     wait_until(
         lambda: load.hasty.get("/afd/v1/status")[1]["num_retracted_requests"] > before,
@@ -141,7 +142,18 @@ def test_steps_that_are_given_up_are_made_up_for_once_the_server_is_back(
     )
     load.start_mlp()
 
-    assert finish_all(streams) == expected
+    everything = finish_all(streams)
+    for number, (stream, tokens) in enumerate(zip(streams, everything, strict=True)):
+        if stream.url != load.hasty.url:
+            assert tokens == expected[number]
+            continue
+        # What was decoded before is prefilled anew, which rounds differently: a later token may
+        # fall out otherwise where two are as likely.
+        parted = gap_at_first_difference(stream.url, PROMPTS[number], expected[number], tokens)
+        if parted is not None:
+            place, gap = parted
+            gpu_report.record(f"stream {number} parts at a tie", f"token {place}, gap {gap:.1e}")
+            assert place >= num_had[number] and gap <= LOGPROB_BOUND
     patient, hasty, eager = (server.get("/afd/v1/status")[1] for server in load.attn)
     assert patient["num_retracted_requests"] == eager["num_retracted_requests"] == 0
     assert [each["num_failed_requests"] for each in (patient, hasty, eager)] == [0, 0, 0]

@@ -324,6 +324,14 @@ inline void store_relaxed(unsigned* p, unsigned v) {
   on_cpu::sometimes_change_over();
   __atomic_store_n(p, v, __ATOMIC_RELAXED);
 }
+inline unsigned long long load_acquire_pair(const unsigned* p) {
+  on_cpu::sometimes_change_over();
+  return __atomic_load_n((const unsigned long long*)p, __ATOMIC_ACQUIRE);
+}
+inline void store_pair(unsigned* p, unsigned low, unsigned high) {
+  on_cpu::sometimes_change_over();
+  __atomic_store_n((unsigned long long*)p, low | (unsigned long long)high << 32, __ATOMIC_RELAXED);
+}
 inline unsigned add_acq_rel(unsigned* p, unsigned v) {
   on_cpu::sometimes_change_over();
   return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);

@@ -17,7 +17,7 @@ ALONE = PROMPTS[:3]
 CROWD = tuple((prompt, 6 + 7 * index % 34) for index, prompt in enumerate(PROMPTS))
 NUM_TOKENS = 24
 STRIDE = 6  # tokens that are generated after each cut of a text
-NUM_TOP = 8
+NUM_TOP = 64  # of some 360 tokens; quantised rows move a likely one far down
 PATIENCE_S = 60.0  # a fresh machine compiles kernels meanwhile
 
 # One rank adds the experts' outputs as stock SGLang does. Two ranks add them in another order, and
@@ -148,6 +148,32 @@ def _continue(url: str, text: Text, cut: int) -> Continuation:
         tokens=tuple(answer["output_ids"]),
         top=tuple({pair[1]: pair[0] for pair in place} for place in info["output_top_logprobs"]),
         of_text=tuple(pair[0] for pair in info["input_token_logprobs"][1:]) if is_last else (),
+    )
+
+
+def gap_at_first_difference(
+    url: str, prompt: str, expected: Sequence[int], got: Sequence[int]
+) -> tuple[int, float] | None:
+    """Where two generations part, and how far apart the server finds the two tokens there.
+
+    Returns: Position and difference of the logprobs, of which neither is near 0 where one token is
+        clearly the likelier one; None where they are equal.
+    """
+    if list(expected) == list(got):
+        return None
+    pairs = enumerate(zip(expected, got, strict=True))
+    place = next(place for place, (want, have) in pairs if want != have)
+    answer = _generate(url, text=prompt, logprob_start_len=0, num_tokens=1)
+    ids = [pair[1] for pair in answer["meta_info"]["input_token_logprobs"]]
+    answer = _generate(
+        url, input_ids=[*ids, *expected[:place]], num_tokens=1, top_logprobs_num=NUM_TOP
+    )
+    [top] = answer["meta_info"]["output_top_logprobs"]
+    found = {pair[1]: pair[0] for pair in top}
+    infinite = float("inf")
+    likeliest = max(found.values())
+    return place, max(
+        likeliest - found.get(token, -infinite) for token in (expected[place], got[place])
     )
 
 

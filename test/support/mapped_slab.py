@@ -65,4 +65,5 @@ class Mapped:
 
     def is_pending(self, slot: int) -> bool:
         """Has what is in the slot not been replied to by all?"""
-        return not self.words(slot)[layout.ALL_REPLIED]
+        words = self.words(slot)
+        return bool(words[layout.NUM_REPLIED] != words[layout.NUM_WANTED])

@@ -38,6 +38,14 @@ __device__ __forceinline__ void store_release(u32* p, u32 v) {
 __device__ __forceinline__ void store_relaxed(u32* p, u32 v) {
   asm volatile("st.relaxed.sys.global.u32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
 }
+__device__ __forceinline__ u64 load_acquire_pair(const u32* p) {
+  u64 v;
+  asm volatile("ld.acquire.sys.global.u64 %0,[%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_pair(u32* p, u32 low, u32 high) {
+  asm volatile("st.relaxed.sys.global.u64 [%0],%1;" ::"l"(p), "l"(low | (u64)high << 32) : "memory");
+}
 __device__ __forceinline__ u32 add_acq_rel(u32* p, u32 v) {
   u32 old;
   asm volatile("atom.add.acq_rel.sys.global.u32 %0,[%1],%2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
@@ -83,21 +91,32 @@ __device__ __forceinline__ u32 f16x2_from_e4m3x2(u16 pair) {
 }
 #endif
 
-// Polls `word` until it is `wanted`; false when `*alive` stopped being `living` first, or when the
+// Called in the turns of a loop that waits; false once `*alive` is not `living` any more, or when the
 // host set `*is_aborted`, if there is such a word. `used_next` is kept in L2.
-__device__ __forceinline__ bool wait_for(const u32* word, u32 wanted, const u32* alive, u32 living,
+__device__ __forceinline__ bool may_wait(u32 spins, const u32* alive, u32 living,
                                          const void* used_next, const u32* is_aborted) {
-  for (u32 spins = 0;; spins++) {
-    if (load_acquire(word) == wanted) return true;
-    if (spins % SPINS_PER_LOOK == SPINS_PER_LOOK - 1) {
-      prefetch(used_next);
-      if (load_relaxed(alive) != living) return false;
-      if (is_aborted && spins % SPINS_PER_HOST_LOOK == SPINS_PER_HOST_LOOK - 1 &&
-          load_relaxed(is_aborted))
-        return false;
-    }
-    if (spins > SPINS_BEFORE_SLEEP) __nanosleep(200);
+  if (spins % SPINS_PER_LOOK == SPINS_PER_LOOK - 1) {
+    prefetch(used_next), prefetch((const u8*)used_next + 128);
+    if (load_relaxed(alive) != living) return false;
+    if (is_aborted && spins % SPINS_PER_HOST_LOOK == SPINS_PER_HOST_LOOK - 1 &&
+        load_relaxed(is_aborted))
+      return false;
   }
+  if (spins > SPINS_BEFORE_SLEEP) __nanosleep(200);
+  return true;
+}
+
+// Polls `word` until it is `wanted`; false when `*alive` stopped being 1 first.
+__device__ __forceinline__ bool wait_for(const u32* word, u32 wanted, const u32* alive) {
+  for (u32 spins = 0; load_acquire(word) != wanted; spins++)
+    if (!may_wait(spins, alive, 1, alive, 0)) return false;
+  return true;
+}
+
+// Has every row of what is in a slot been replied to by every rank?
+__device__ __forceinline__ bool is_replied(const u32* words) {
+  const u64 replies = load_acquire_pair(words + NUM_REPLIED);
+  return (u32)replies == (u32)(replies >> 32);
 }
 
 // A hundred times as long as the last block of a dispatch takes.
@@ -229,16 +248,26 @@ extern "C" __global__ void afd_dispatch(u32* control, u32* words, u32* doorbell,
   const uint4* from = hidden_states + (u64)row * vectors_per_row;
   uint4 v = make_uint4(0, 0, 0, 0);
   if (lane < vectors_per_row) v = from[lane];
-  if (row == 0 && lane == 0) prefetch(words), prefetch(words + BLOCKS_DONE);
-  // NOTE: every block goes on to count itself below, whatever the host does to the link meanwhile.
+  // NOTE: every block counts itself below, whatever the host does to the link meanwhile.
   const bool is_attached = load_relaxed(control + LINK) == ATTACHED;
-  // All that the last block writes is read by now, in the time that the rows take.
   const u32* step = control + STEP_WORDS;
-  const u32 rows_of_step = step[4], step_low = step[0], step_high = step[1];
-  const u32 kind = step[2], num_micro_batches = step[3];
-  const u32 epoch_low = control[EPOCH], epoch_high = control[EPOCH + 1], seq = words[0] + 1;
+  const u32 rows_of_step = step[4], stop = words[ROWS_BEFORE] + gridDim.x;
   const u32 left = rows_of_step > first_row ? rows_of_step - first_row : 0;
   const u32 num_rows = left < gridDim.x ? left : gridDim.x;
+  const bool is_sent = is_attached && num_rows;
+  // The header goes first, of a warp that is not the one which counts; rows are told of one by one.
+  if (is_sent && row == 0 && lane == blockDim.x - 32) {
+    words[HEADER + 0] = control[EPOCH], words[HEADER + 1] = control[EPOCH + 1];
+    words[HEADER + 2] = step[0], words[HEADER + 3] = step[1];
+    words[HEADER + 4] = layer_id, words[HEADER + 5] = micro_batch_id;
+    words[HEADER + 6] = num_rows;
+    words[HEADER + 7] = step[2], words[HEADER + 8] = step[3];
+    words[ROWS_WANTED] = stop;
+    store_relaxed(words + ALL_REPLIED, 0);
+    store_pair(words + NUM_REPLIED, 0, num_rows * control[NUM_RANKS]);
+    store_release(words, words[0] + 1);
+  }
+  if (is_attached && !num_rows && row == 0 && lane == 0) store_pair(words + NUM_REPLIED, 0, 0);
   if (is_attached && row < num_rows) {
     if (to_scales) {
       u8* to = to_states + (u64)row * vectors_per_row * VALUES_PER_VECTOR;
@@ -254,25 +283,19 @@ extern "C" __global__ void afd_dispatch(u32* control, u32* words, u32* doorbell,
       to_weights[(u64)row * top_k + i] = topk_weights[(u64)row * top_k + i];
     }
   }
-  if (!is_last_block(words + BLOCKS_DONE) || lane != 0) return;
-  if (num_rows == 0 || load_relaxed(control + LINK) != ATTACHED) return;
-  words[HEADER + 0] = epoch_low, words[HEADER + 1] = epoch_high;
-  words[HEADER + 2] = step_low, words[HEADER + 3] = step_high;
-  words[HEADER + 4] = layer_id, words[HEADER + 5] = micro_batch_id;
-  words[HEADER + 6] = num_rows;
-  words[HEADER + 7] = kind, words[HEADER + 8] = num_micro_batches;
-  store_relaxed(words + NUM_REPLIED, 0);
-  store_relaxed(words + ALL_REPLIED, 0);
-  store_release(words, seq);
-  if (rings) ring(words, doorbell);
+  __syncthreads();
+  if (lane != 0 || add_acq_rel(words + ROWS_HERE, 1) + 1 != stop) return;
+  words[ROWS_BEFORE] = stop;
+  if (is_sent && rings) ring(words, doorbell);
 }
 
 // One warp; ends when every rank has replied, when the link is no longer attached, or when the host
 // says so in a word of its own: a host that frees GPU memory holds up every launch until the wait is
 // over, so no kernel could end it.
 extern "C" __global__ void afd_wait(const u32* control, const u32* words, const u32* is_aborted) {
-  if (threadIdx.x == 0 && load_relaxed(control + LINK) == ATTACHED)
-    wait_for(words + ALL_REPLIED, 1, control + LINK, ATTACHED, words, is_aborted);
+  if (threadIdx.x != 0 || load_relaxed(control + LINK) != ATTACHED) return;
+  for (u32 spins = 0; !is_replied(words); spins++)
+    if (!may_wait(spins, control + LINK, ATTACHED, words, is_aborted)) return;
 }
 
 // Adds the partial sums in rank order into those of rank 0, in float32.
@@ -300,6 +323,7 @@ extern "C" __global__ void afd_set_link(u32* control, u8* slots, u64 slot_bytes,
   if (link != ATTACHED) {
     if (threadIdx.x == 0) store_release(control + LINK, link);
     __syncthreads();
+    store_pair(words + NUM_REPLIED, 0, 0);
     store_release(words + ALL_REPLIED, 1);
     return;
   }
@@ -313,12 +337,12 @@ extern "C" __global__ void afd_set_link(u32* control, u8* slots, u64 slot_bytes,
   // NOTE: a dispatch may run beside this. One that took the epoch before has ended after the pause,
   // and is asked for here; one that takes the new epoch asks by itself, and must not be disturbed.
   pause();
-  if (load_acquire(words + ALL_REPLIED)) return;
+  if (is_replied(words)) return;
   pause();  // its header may be seen later than that it is pending
   if (load_relaxed(words + HEADER) == epoch_low && load_relaxed(words + HEADER + 1) == epoch_high)
     return;
   words[HEADER] = epoch_low, words[HEADER + 1] = epoch_high;
-  store_relaxed(words + NUM_REPLIED, 0);
+  store_pair(words + NUM_REPLIED, 0, words[HEADER + 6] * num_ranks);
   ring(words, doorbells + threadIdx.x * DOORBELL_LINE_WORDS);
 }
 
@@ -336,19 +360,20 @@ struct Member {     // of a unit, as the host wrote it
 };
 struct Unit {
   u32 ticket, layer_index, layer_id, num_members;
-  u32 first_row, num_rows, is_last_piece, unused;
+  u32 first_row, num_rows, unused[2];
   Member members[1];
 };
-struct Planned {    // of a member, as the plan kernel left it; `words` is 0 when it is dead
+struct Planned {    // of a member, as the plan kernel left it; without rows when it is dead
   u8 *states, *scales, *ids, *weights, *reply;
   u32* words;
   const u32* control;             // of its slab
   u32 epoch_low, epoch_high;      // under which it is served
   u32 peer, is_fp8, first, stop;  // rows of the unit, first .. stop - 1
+  u32 num_wanted, unused;         // rows that all ranks together reply with
 };
 struct Plan {
   u32 ticket, layer_index, num_members, num_rows;
-  u32 first_row, is_last_piece, next_unit, blocks_done;
+  u32 first_row, next_unit, blocks_done, unused;
   Planned members[1];
 };
 
@@ -378,23 +403,22 @@ extern "C" __global__ void __maxnreg__(32)
       planned->control = (const u32*)peer->slab - CONTROL_WORDS;
       planned->epoch_low = peer->epoch_low, planned->epoch_high = peer->epoch_high;
       planned->peer = member.x, planned->is_fp8 = peer->is_fp8;
-      bool is_here = load_relaxed(&peer->is_alive) == 1 &&
-                     wait_for(words, member.w, &peer->is_alive, 1, peer, 0);
-      if (is_here) {
-        num_rows = load_relaxed(words + HEADER + 6);
+      planned->words = (u32*)base;
+      if (load_relaxed(&peer->is_alive) == 1 && wait_for(words, member.w, &peer->is_alive)) {
+        const u32 got_rows = load_relaxed(words + HEADER + 6);
         const u32 got_layer_id = load_relaxed(words + HEADER + 4);
-        is_here = load_relaxed(&peer->is_alive) == 1;
-        if (!is_here) {
-          num_rows = 0;
-        } else if (got_layer_id != layer_id || num_rows != member.z) {
-          store_relaxed(error + 1, member.x), store_relaxed(error + 2, layer_id);
-          store_relaxed(error + 3, got_layer_id), store_relaxed(error + 4, num_rows);
-          store_release(error, got_layer_id != layer_id ? ERROR_HEADER : ERROR_ROWS);
-          is_here = false, num_rows = 0;
+        planned->num_wanted = load_relaxed(words + NUM_WANTED);
+        if (wait_for(words + ROWS_HERE, load_relaxed(words + ROWS_WANTED), &peer->is_alive) &&
+            load_relaxed(&peer->is_alive) == 1) {
+          if (got_layer_id == layer_id && got_rows == member.z) {
+            num_rows = min(got_rows, piece_rows);
+          } else {
+            store_relaxed(error + 1, member.x), store_relaxed(error + 2, layer_id);
+            store_relaxed(error + 3, got_layer_id), store_relaxed(error + 4, got_rows);
+            store_release(error, got_layer_id != layer_id ? ERROR_HEADER : ERROR_ROWS);
+          }
         }
       }
-      if (piece_rows < num_rows) num_rows = piece_rows;
-      planned->words = is_here ? (u32*)base : 0;
     }
     __syncwarp();
     u32 stop = num_rows;
@@ -415,7 +439,7 @@ extern "C" __global__ void __maxnreg__(32)
   if (lane == 0) {
     plan->num_rows = min(total, bucket), plan->num_members = num_members;
     plan->ticket = first_words.x, plan->layer_index = first_words.y;
-    plan->first_row = last_words.x, plan->is_last_piece = last_words.z;
+    plan->first_row = last_words.x;
     plan->next_unit++;
   }
 }
@@ -480,47 +504,28 @@ extern "C" __global__ void afd_pull(const Plan* plan, uint4* to_states, u32* to_
   }
 }
 
-// Whom to tell that a member's rows are answered.
-struct Answered {
-  u32* words;
-  const u32 *control, *is_alive;
-  u32 epoch_low, epoch_high;
-};
-__device__ __forceinline__ Answered answered(const Plan* plan, const Peer* peers, u32 i) {
-  const Planned* member = plan->members + i;
-  Answered found = {member->words, member->control, &peers[member->peer].is_alive,
-                    member->epoch_low, member->epoch_high};
-  return found;
-}
-// NOTE: a server that attached anew meanwhile hears from this rank under its new epoch only.
-__device__ __forceinline__ void tell(Answered to) {
-  if (!to.words) return;
-  const u32 is_alive = load_relaxed(to.is_alive), num_ranks = load_relaxed(to.control + NUM_RANKS);
-  const u32 epoch_low = load_relaxed(to.control + EPOCH);
-  const u32 epoch_high = load_relaxed(to.control + EPOCH + 1);
-  if (is_alive != 1 || epoch_low != to.epoch_low || epoch_high != to.epoch_high) return;
-  if (num_ranks == 1 || add_acq_rel(to.words + NUM_REPLIED, 1) + 1 == num_ranks)
-    store_release(to.words + ALL_REPLIED, 1);
-}
-
-// One block for each row of the bucket: partial sums into the members' slots; then their replies.
+// One block for each row of the bucket: partial sums into the members' slots, each told of at once.
 extern "C" __global__ void afd_push(Plan* plan, const Peer* peers, const uint4* partial, u32* done,
                                     u32 vectors_per_row) {
   const u32 row = blockIdx.x, lane = threadIdx.x;
-  const u32 num_told = plan->is_last_piece ? plan->num_members : 0;
-  Answered first = {};
-  if (lane < num_told) first = answered(plan, peers, lane);
-  if (row == 0 && lane < num_told) prefetch(first.control), prefetch(first.is_alive);
   if (row < plan->num_rows) {
     const Planned* member = member_of(plan, row);
+    const u32* control = member->control;
+    u32 is_alive = 0, epoch_low = 0, epoch_high = 0;
+    if (lane == 0) {
+      is_alive = load_relaxed(&peers[member->peer].is_alive);
+      epoch_low = load_relaxed(control + EPOCH), epoch_high = load_relaxed(control + EPOCH + 1);
+    }
     const u64 target = row - member->first + plan->first_row;
     uint4* to = (uint4*)member->reply + target * vectors_per_row;
     const uint4* from = partial + (u64)row * vectors_per_row;
     for (u32 i = lane; i < vectors_per_row; i += blockDim.x) to[i] = from[i];
+    __syncthreads();
+    // NOTE: a server that attached anew meanwhile hears from this rank under its new epoch only.
+    if (lane == 0 && is_alive == 1 && epoch_low == member->epoch_low &&
+        epoch_high == member->epoch_high &&
+        add_acq_rel(member->words + NUM_REPLIED, 1) + 1 == member->num_wanted)
+      store_release(member->words + ALL_REPLIED, 1);
   }
-  if (!is_last_block(&plan->blocks_done)) return;
-  for (u32 i = lane; i < num_told; i += blockDim.x)
-    tell(i == lane ? first : answered(plan, peers, i));
-  __syncthreads();
-  if (lane == 0) store_relaxed(done, plan->ticket);
+  if (is_last_block(&plan->blocks_done) && lane == 0) store_relaxed(done, plan->ticket);
 }

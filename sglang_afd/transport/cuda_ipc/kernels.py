@@ -44,8 +44,11 @@ def definitions(dtype: str, capability: tuple[int, int]) -> dict[str, int]:
         "EPOCH": layout.EPOCH,
         "STEP_WORDS": layout.STEP_WORDS,
         "HEADER": layout.HEADER,
-        "BLOCKS_DONE": layout.BLOCKS_DONE,
+        "ROWS_WANTED": layout.ROWS_WANTED,
+        "ROWS_HERE": layout.ROWS_HERE,
+        "ROWS_BEFORE": layout.ROWS_BEFORE,
         "NUM_REPLIED": layout.NUM_REPLIED,
+        "NUM_WANTED": layout.NUM_WANTED,
         "ALL_REPLIED": layout.ALL_REPLIED,
         "NUM_RINGS": layout.NUM_RINGS,
     }

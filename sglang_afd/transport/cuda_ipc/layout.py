@@ -29,7 +29,11 @@ LINK, NUM_RANKS, EPOCH, STEP_WORDS = 0, 1, 2, 16
 NUM_STEP_WORDS = 5  # step (2), kind, micro-batches, rows
 # Words of a slot; a line of its own for each that is polled.
 REQUEST_SEQ, HEADER = 0, 1
-BLOCKS_DONE, NUM_REPLIED, ALL_REPLIED, NUM_RINGS = 32, 64, 96, 112
+NUM_ROWS = HEADER + 6
+ROWS_WANTED = 12  # what ROWS_HERE is when every row of the exchange is there
+ROWS_HERE, ROWS_BEFORE = 32, 33  # blocks of all dispatches, and those of the ones before
+NUM_REPLIED, NUM_WANTED = 64, 65  # rows of replies of all ranks; read at once
+ALL_REPLIED, NUM_RINGS = 96, 112
 # A word of the doorbell page, behind the lines of all slots: the host's own, to end every wait.
 ABORTED_AT = DOORBELL_BYTES // 4 - 1
 NUM_HEADER_WORDS = 10  # sequence, epoch (2), step (2), layer, micro-batch, rows, kind, number

@@ -91,10 +91,11 @@ class Slab:
         self._page_words[layout.ABORTED_AT] = 0
 
     def num_replied(self, slot: int) -> int:
-        """How many ranks have replied to what is in a slot."""
+        """How many ranks have replied to what is in a slot, if none is in the midst of it."""
         words = self._memory.view(self.shape.slot_offset(slot), (layout.NUM_REPLIED + 1,), _WORD)
         with torch.cuda.stream(self._control_stream):
-            return int(words[layout.NUM_REPLIED].item())
+            here = words.cpu()
+        return int(here[layout.NUM_REPLIED]) // max(1, int(here[layout.NUM_ROWS]))
 
     def close(self) -> None:
         """Free everything, once no step runs and no graph will; idempotent."""

@@ -79,7 +79,7 @@ class UnitRing:
             members: Whose rows run together, at most max_peers of them.
             first_row: Where the piece of the only member begins.
             num_rows: Of that piece; None takes all rows.
-            is_last_piece: The members get their replies after it.
+            is_last_piece: The members' replies are whole after it.
 
         Returns: Its ticket, 1 for the first.
         """
@@ -109,7 +109,7 @@ class UnitRing:
             len(members),
             first_row,
             _EVERY_ROW if num_rows is None else num_rows,
-            is_last_piece,
+            0,
             0,
         )
         return self._num_submitted

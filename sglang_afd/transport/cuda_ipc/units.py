@@ -21,7 +21,7 @@ from sglang_afd.transport.cuda_ipc.unit_ring import (
     UnitRing,
 )
 
-_PLANNED_BYTES = 80
+_PLANNED_BYTES = 88
 
 
 class UnitExchange(UnitRing):

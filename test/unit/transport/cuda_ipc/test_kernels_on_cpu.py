@@ -131,7 +131,8 @@ def test_a_dispatch_says_what_it_brings_in_its_slot_and_at_the_doorbell(gpu: Gpu
 
         words = seen.words(1).tolist()
         assert layout.header_of(words) == (number, Dispatch(**wanted))
-        assert words[layout.BLOCKS_DONE] == words[layout.NUM_REPLIED] == 0
+        assert words[layout.ROWS_HERE] == words[layout.ROWS_WANTED] == 7 * number
+        assert (words[layout.NUM_REPLIED], words[layout.NUM_WANTED]) == (0, 7)
         assert seen.is_pending(1) and not seen.is_pending(0)
         assert seen.doorbells.rung() == [Dispatch(**wanted)]
         assert seen.doorbells.seq_of_next(1, is_served=True) == number
@@ -177,7 +178,11 @@ def test_a_dispatch_that_is_not_attached_leaves_its_slot_as_it_was(
     _send(made, 0, 3, inputs)
     made.combine(0, 7)
 
-    assert torch.equal(seen.copy(), before) and not seen.line[: layout.ABORTED_AT].any()
+    assert not seen.line[: layout.ABORTED_AT].any()
+    for slot in range(made.shape.num_slots):  # blocks count themselves all the same
+        seen.words(slot)[[layout.ROWS_HERE, layout.ROWS_BEFORE]] -= 7 * (slot == 0)
+    assert torch.equal(seen.copy(), before)
+    seen.words(0)[[layout.ROWS_HERE, layout.ROWS_BEFORE]] += 7
     made.detach()
     made.attach(EPOCH, 1)
     _send(made, 0, 3, inputs)
@@ -257,6 +262,7 @@ def test_a_unit_takes_the_rows_of_many_peers_in_order_and_answers_each(
     _soil(rank)
 
     rank.serve(7, members, bucket=160)
+    assert not any(Mapped(made).is_pending(slot) for made, slot in places)
     totals = [made.combine(slot, len(i[0])) for (made, slot), i in zip(places, inputs, strict=True)]
 
     assert all(torch.equal(t, reference(i)) for t, i in zip(totals, inputs, strict=True))
@@ -372,7 +378,7 @@ def test_pieces_of_an_exchange_are_answered_after_the_last(gpu: Gpu) -> None:
     _exchange_to_hear(rank, made, index, inputs)
 
     for first_row, num_rows in ((0, 16), (16, 16), (32, 8)):
-        assert seen.is_pending(0) and seen.words(0)[layout.NUM_REPLIED] == 0
+        assert seen.is_pending(0) and seen.words(0)[layout.NUM_REPLIED] == first_row
         _soil(rank)
         rank.exchange.submit(
             3,
@@ -575,6 +581,41 @@ def test_an_abort_ends_the_wait_while_nothing_can_be_launched(gpu: Gpu) -> None:
     assert is_waiting
 
 
+def test_rows_are_waited_for_though_their_header_is_there(gpu: Gpu) -> None:
+    rank = Rank(make_shape(), weigh)
+    made, (index,) = gpu.attached(make_shape(), [rank])
+    inputs = make_rows(made.shape, 8, seed=18)
+    _exchange_to_hear(rank, made, index, inputs)
+    rows_here = Mapped(made).words(0)[layout.ROWS_HERE :][:1]
+    rows_here -= 1  # a block has not stored its row yet
+    thread = _beside(lambda: rank.serve(3, [member(index, 0, 8)], bucket=8))
+    thread.join(0.3)
+    is_waiting = thread.is_alive()
+
+    rows_here += 1
+
+    thread.join(PATIENCE_S)
+    assert is_waiting
+    assert torch.equal(made.combine(0, 8), reference(inputs))
+
+
+def test_a_micro_batch_without_rows_waits_for_nobody_though_the_last_one_was_given_up(
+    gpu: Gpu,
+) -> None:
+    made, _ = gpu.attached(make_shape(), num_ranks=2)
+    inputs = make_rows(made.shape, 8, seed=19)
+    _send(made, 0, 3, inputs)
+    made.abort()
+    made.detach()
+    made.attach(EPOCH + 1, 1)
+    made.stage_step(step=2, kind=Kind.DECODE, num_micro_batches=1, num_rows=8)
+
+    made.dispatch(0, 3, *inputs, first_row=8, rings=True)
+
+    made.combine(0, 8)  # comes back
+    assert not Mapped(made).is_pending(0)
+
+
 def test_a_wait_ends_with_the_reply(gpu: Gpu) -> None:
     rank = Rank(make_shape(), weigh)
     made, (index,) = gpu.attached(make_shape(), [rank])
@@ -617,9 +658,9 @@ def test_steps_go_through_all_layers(gpu: Gpu, dtype: str, num_ranks: int) -> No
 
 
 FAULTS: dict[str, tuple[str, str, Callable[[Gpu], None]]] = {
-    "a reply after every piece": (
-        "plan->is_last_piece ? plan->num_members : 0",
-        "plan->num_members",
+    "a row counts as two": (
+        "add_acq_rel(member->words + NUM_REPLIED, 1) + 1",
+        "add_acq_rel(member->words + NUM_REPLIED, 2) + 2",
         test_pieces_of_an_exchange_are_answered_after_the_last,
     ),
     "a piece that begins at the first row": (
@@ -657,8 +698,8 @@ FAULTS: dict[str, tuple[str, str, Callable[[Gpu], None]]] = {
         ),
     ),
     "the first rank completes an exchange": (
-        "+ 1 == num_ranks",
-        "+ 1 <= num_ranks",
+        "num_rows * control[NUM_RANKS]",
+        "num_rows",
         functools.partial(test_only_the_last_rank_completes_an_exchange, order=(0, 1, 2)),
     ),
     "the host's word is not looked at": (
@@ -666,16 +707,21 @@ FAULTS: dict[str, tuple[str, str, Callable[[Gpu], None]]] = {
         "if (false && spins",
         test_an_abort_ends_the_wait_while_nothing_can_be_launched,
     ),
+    "rows are taken before they are there": (
+        "wait_for(words + ROWS_HERE, load_relaxed(words + ROWS_WANTED), &peer->is_alive) &&",
+        "",
+        test_rows_are_waited_for_though_their_header_is_there,
+    ),
     "half of the epoch is compared": (
-        "|| epoch_high != to.epoch_high",
+        "epoch_high == member->epoch_high &&",
         "",
         functools.partial(
             test_a_rank_of_an_epoch_that_is_over_does_not_answer, epoch=EPOCH + (1 << 32)
         ),
     ),
     "whoever brought other rows is answered": (
-        "planned->words = is_here ? (u32*)base : 0",
-        "planned->words = (u32*)base",
+        "got_rows == member.z",
+        "got_rows",
         functools.partial(
             test_rows_that_are_not_those_of_the_unit_are_told_and_not_answered,
             layer_id=3,
@@ -684,8 +730,8 @@ FAULTS: dict[str, tuple[str, str, Callable[[Gpu], None]]] = {
         ),
     ),
     "who has died meanwhile is answered": (
-        "if (is_alive != 1 || epoch_low",
-        "if (epoch_low",
+        "is_alive == 1 && epoch_low",
+        "epoch_low",
         test_who_dies_before_the_answer_is_not_answered,
     ),
     "a dispatch that is not attached counts one block too few": (
@@ -696,8 +742,8 @@ FAULTS: dict[str, tuple[str, str, Callable[[Gpu], None]]] = {
         ),
     ),
     "replies of before count for the new epoch": (
-        "  store_relaxed(words + NUM_REPLIED, 0);\n  ring(words, doorbells",
-        "  ring(words, doorbells",
+        "  store_pair(words + NUM_REPLIED, 0, words[HEADER + 6] * num_ranks);\n",
+        "",
         test_who_attaches_is_asked_for_what_is_pending_and_only_that,
     ),
     "ranks are added in the model's dtype": (
