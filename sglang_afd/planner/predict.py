@@ -91,7 +91,7 @@ def predict(scenario: Scenario, deployment: Deployment) -> Prediction:
 
     Raises: ConfigError, when the experts do not divide among their GPUs.
     """
-    _check_experts(scenario.shape, deployment)
+    check_experts(scenario.shape, deployment)
     if deployment.mode is Mode.COLOCATED:
         stages, layers_us, binding = _colocated(scenario, deployment)
     else:
@@ -114,7 +114,8 @@ def predict(scenario: Scenario, deployment: Deployment) -> Prediction:
     )
 
 
-def _check_experts(shape: ModelShape, deployment: Deployment) -> None:
+def check_experts(shape: ModelShape, deployment: Deployment) -> None:
+    """Raises: ConfigError, when the experts do not divide among their GPUs."""
     if shape.num_experts % deployment.expert_parallel:
         raise ConfigError(
             f"deployment {deployment.label}: {shape.num_experts} experts of {shape.name} do not "
@@ -173,7 +174,8 @@ def _colocated(scenario: Scenario, deployment: Deployment) -> tuple[StageTimes, 
         mlp_us=mlp_us,
     )
     layers_us = scenario.shape.num_moe_layers * (stages.attn_us + mlp_us)
-    return stages, layers_us + constants.colocated_rank_step_us * ranks, SERIAL
+    start_us = constants.colocated_rank_step_us * scenario.gpu.operator_scale * ranks
+    return stages, layers_us + start_us, SERIAL
 
 
 def _grouped_kernel(constants: Constants) -> ExpertKernel:
@@ -263,6 +265,7 @@ def _outside_layers_us(scenario: Scenario, deployment: Deployment, stages: Stage
     plain_us = stages.core_us + stages.dense_us + shape.plain_mlp_bytes / reading
     colocated = deployment.mode is Mode.COLOCATED
     fixed_us = constants.colocated_step_fixed_us if colocated else constants.afd_step_fixed_us
+    fixed_us *= scenario.gpu.operator_scale
     return (
         fixed_us + shape.head_bytes / reading + plain_layers * deployment.micro_batches * plain_us
     )
