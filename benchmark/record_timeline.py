@@ -10,6 +10,7 @@ each row, so that the picture does not depend on how busy the machine is.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,6 +47,8 @@ def main(argv: Sequence[str]) -> int:
         for fault in found.faults:
             print(f"record_timeline: {fault}", file=sys.stderr)
         files = sorted(map(str, directory.glob("*.json")))
+        if args.files:
+            shutil.copytree(directory, args.files, dirs_exist_ok=True)
         return merge_traces.main([str(args.out), *files]) or bool(found.faults)
 
 
@@ -53,6 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", metavar="TRACE", type=Path, help="Trace to write.")
+    parser.add_argument("--files", type=Path, help="Keep each server's own file here, too.")
     parser.add_argument("--attn", type=int, default=1, help="Attention servers.")
     parser.add_argument("--mlp", type=int, default=1, help="MLP ranks.")
     parser.add_argument("--micro-batches", type=int, default=2)

@@ -1,0 +1,199 @@
+"""simulate: plays every group of a deployment and sums up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sglang_afd.errors import ConfigError
+from sglang_afd.planner import checks
+from sglang_afd.planner.deployment import Deployment
+from sglang_afd.planner.predict import Scenario
+from sglang_afd.planner.simulator.accounts import Account
+from sglang_afd.planner.simulator.disturbance import QUIET, Disturbance, Failure, Lost
+from sglang_afd.planner.simulator.group import Group, GroupOptions
+from sglang_afd.planner.simulator.planned import PlannedRanks, PlannedServer, StageTable
+from sglang_afd.planner.simulator.result import Simulated, times_of
+from sglang_afd.planner.simulator.server import Counts, Server
+from sglang_afd.planner.simulator.timeline import Span
+from sglang_afd.rounds.arrival import ArrivalQueue
+from sglang_afd.rounds.rounds import Rounds
+
+_STARTS, _RANKS = 10_001, 10_002  # keep their draws apart from those of servers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How long, and how."""
+
+    num_steps: int = 20  # decode steps that are measured, of every server
+    warm_steps: int = 3  # before; the first rounds have not found together yet
+    seed: int = 1
+    instances: int = 1  # of the deployment, each with its own copies of the experts
+    has_rounds: bool = True  # False: first come, first served, as SGLANG_AFD_ROUNDS=off
+    is_literal: bool = False  # see GroupOptions
+    span: Span | None = None  # steps whose intervals are kept
+
+    def __post_init__(self) -> None:
+        for name in ("num_steps", "instances"):
+            checks.whole("simulation", name, getattr(self, name))
+        for name in ("warm_steps", "seed"):
+            checks.not_negative("simulation", name, getattr(self, name))
+
+
+def simulate(
+    scenario: Scenario,
+    deployment: Deployment,
+    disturbance: Disturbance = QUIET,
+    options: Options | None = None,
+) -> Simulated:
+    """Play every group of every instance.
+
+    Args:
+        scenario: As for `predict`; its spread of contexts is drawn, not averaged.
+        deployment: Disaggregated. Each GPU is a server or a rank of its own; each copy of the
+            experts makes a group with its share of the attention servers.
+        disturbance: What is drawn over the predicted stage times.
+        options: Length, seed, instances.
+    Raises: ConfigError.
+    """
+    options = options or Options()
+    table = StageTable(scenario, deployment)
+    sizes = group_sizes(deployment) * options.instances
+    _check_failures(disturbance.failures, sizes, deployment.expert_parallel)
+    groups = []
+    for number, size in enumerate(sizes):
+        group = _make_group(table, disturbance, options, number, size)
+        group.play(_starts_us(table, disturbance, options, number, size))
+        groups.append(group)
+    gpus = deployment.total_gpus * options.instances
+    return summarize(groups, options.warm_steps, gpus, scenario.workload.accepted_tokens)
+
+
+def group_sizes(deployment: Deployment) -> list[int]:
+    """Attention servers of each copy of the experts, as equal as they can be."""
+    copies = deployment.mlp_gpus // deployment.expert_parallel
+    if not copies:
+        return []
+    least, more = divmod(deployment.attn_gpus, copies)
+    if not least:
+        raise ConfigError(
+            f"deployment {deployment.label}: {copies} copies of the experts and "
+            f"{deployment.attn_gpus} attention GPUs; a copy without any would be idle"
+        )
+    return [least + (number < more) for number in range(copies)]
+
+
+def _check_failures(failures: Sequence[Failure], sizes: Sequence[int], num_ranks: int) -> None:
+    for failure in failures:
+        if failure.group >= len(sizes):
+            raise ConfigError(f"failure in group {failure.group}: there are {len(sizes)}, from 0")
+        number = num_ranks if failure.lost is Lost.MLP else sizes[failure.group]
+        if failure.index >= number:
+            raise ConfigError(
+                f"failure of {failure.lost.value} {failure.index} in group {failure.group}: it has "
+                f"{number}, from 0"
+            )
+
+
+def _make_group(
+    table: StageTable, disturbance: Disturbance, options: Options, number: int, size: int
+) -> Group:
+    num_ranks, seed = table.deployment.expert_parallel, (options.seed, number)
+    servers = [
+        Server(
+            number=index,
+            num_layers=table.scenario.shape.num_moe_layers,
+            costs=PlannedServer(table, disturbance, num_ranks, (*seed, index)),
+            warm_steps=options.warm_steps,
+        )
+        for index in range(size)
+    ]
+    span = options.span
+    return Group(
+        costs=PlannedRanks(table, disturbance, num_ranks, (*seed, _RANKS)),
+        servers=servers,
+        options=GroupOptions(
+            make_source=Rounds if options.has_rounds else lambda layer_ids: ArrivalQueue(),
+            num_ranks=num_ranks,
+            num_steps=options.warm_steps + options.num_steps,
+            is_literal=options.is_literal,
+            span=span if span is not None and span.group == number else None,
+            notice_us=disturbance.notice_us,
+        ),
+        failures=[each for each in enumerate(disturbance.failures) if each[1].group == number],
+    )
+
+
+def _starts_us(
+    table: StageTable, disturbance: Disturbance, options: Options, number: int, size: int
+) -> list[float]:
+    rng = np.random.default_rng((options.seed, number, _STARTS))
+    latest_us = disturbance.start_spread * table.prediction.step_us
+    return [float(start_us) for start_us in rng.uniform(0, latest_us, size)]
+
+
+def summarize(
+    groups: Sequence[Group], warm_steps: int, num_gpus: int, accepted_tokens: float = 1.0
+) -> Simulated:
+    """One result of all groups."""
+    servers = [server for group in groups for server in group.servers]
+    ends_us = [group.now_us for group in groups]
+    steps_us = [_steps_us(server, warm_steps) for server in servers]
+    account = Account(servers[0].num_layers)
+    for server in servers:
+        account.add(server.account)
+    shares = account.shares()
+    busy = [share for group in groups for share in group.busy_shares()]
+    counters = [group.counters for group in groups]
+    rates = [_rate(server, warm_steps, max(ends_us)) for server in servers]
+    everything = [each for group in steps_us for each in group]
+    step = times_of(everything)
+    return Simulated(
+        step=step,
+        prefill=times_of([us for server in servers for us in server.prefills_us]),
+        tokens_per_s_per_gpu=sum(rates) * 1e6 / num_gpus,
+        tpot_us=step.mean_us / accepted_tokens,
+        attn_busy=shares.attention,
+        mlp_busy=float(np.mean(busy)),
+        shares=shares,
+        peers_per_run=sum(each.unit_peers for each in counters)
+        / max(1, sum(each.units for each in counters)),
+        parked=sum(each.split for each in counters),
+        exchanges=Counts(
+            **{
+                name: sum(getattr(server.counts, name) for server in servers)
+                for name in ("sent", "answered", "lost", "resent")
+            }
+        ),
+        num_servers=len(servers),
+        num_ranks=len(busy),
+        num_groups=len(groups),
+        num_events=sum(group.num_events for group in groups),
+        intervals=tuple(
+            interval
+            for group in groups
+            for each in (*group.servers, group)
+            for interval in each.intervals
+        ),
+        steps_us=tuple(tuple(each) for each in steps_us),
+    )
+
+
+def _steps_us(server: Server, warm_steps: int) -> list[float]:
+    ends = [end.end_us for end in server.ends[max(warm_steps - 1, 0) :]]
+    return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+
+
+def _rate(server: Server, warm_steps: int, end_us: float) -> float:
+    """Tokens per us between the end of the steps that warm up and the last end.
+
+    A server that was lost for ever has its share of the time until the simulation's end.
+    """
+    ends = server.ends[max(warm_steps - 1, 0) :]
+    if len(ends) < 2:
+        return 0.0
+    last_us = ends[-1].end_us if server.is_alive else end_us
+    return sum(end.tokens for end in ends[1:]) / (last_us - ends[0].end_us)
