@@ -38,12 +38,13 @@ def core_us(
     read_us = (
         cached_tokens
         * shape.kv_bytes_per_token_layer
-        / (gpu.hbm_bytes_per_us * constants.kv_read_efficiency)
+        / (gpu.hbm_bytes_per_us * gpu.cache_read_share * constants.kv_read_efficiency)
     )
     flops = cached_tokens * verify_tokens * shape.core_flops_per_cached_token
     compute_us = flops / (gpu.bf16_flops_per_us * CORE_FLOPS_EFFICIENCY)
     share_of_layers = shape.num_kv_layers / shape.num_layers
-    return constants.core_fixed_us + share_of_layers * max(read_us, compute_us)
+    fixed_us = constants.core_fixed_us * gpu.operator_scale + requests * gpu.core_request_us
+    return fixed_us + share_of_layers * max(read_us, compute_us)
 
 
 def dense_us(
@@ -51,7 +52,7 @@ def dense_us(
 ) -> float:
     """Norms, projections, router, shared experts: a fixed part, the weights, the arithmetic."""
     return (
-        fixed_us
+        fixed_us * gpu.operator_scale
         + shape.dense_bytes / (gpu.hbm_bytes_per_us * constants.weight_read_efficiency)
         + tokens
         * shape.dense_flops_per_token

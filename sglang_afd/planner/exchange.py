@@ -20,7 +20,7 @@ def colocated_us(
     remote = 1 - 1 / num_ranks
     bandwidth = gpu.bytes_per_us_among(num_ranks) * constants.colocated_exchange_efficiency
     moved_bytes = tokens * shape.experts_per_token * row_bytes * remote
-    return constants.colocated_exchange_fixed_us + moved_bytes / bandwidth
+    return constants.colocated_exchange_fixed_us * gpu.operator_scale + moved_bytes / bandwidth
 
 
 def attention_side_us(
@@ -37,12 +37,13 @@ def attention_side_us(
     if not fused:
         row_bytes = shape.hidden_size * (shape.dispatch_element_bytes + shape.combine_element_bytes)
         bandwidth = link * constants.colocated_exchange_efficiency
-        both_ways = constants.colocated_exchange_fixed_us + tokens * topk * row_bytes / bandwidth
-        return both_ways / 2
+        fixed_us = constants.colocated_exchange_fixed_us * gpu.operator_scale
+        return (fixed_us + tokens * topk * row_bytes / bandwidth) / 2
     per_token = shape.hidden_size * (
         shape.dispatch_element_bytes + topk * shape.combine_element_bytes
     )
-    return constants.afd_exchange_fixed_us + tokens * per_token / 2 / (link * LINK_EFFICIENCY)
+    fixed_us = constants.afd_exchange_fixed_us * gpu.operator_scale
+    return fixed_us + tokens * per_token / 2 / (link * LINK_EFFICIENCY)
 
 
 def fan_in_us(

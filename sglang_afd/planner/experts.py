@@ -54,7 +54,7 @@ def expert_time(
         rows = routing.rows_after_the_first_tile(tokens, kernel.tile_rows)
     peak = gpu.flops_per_us(shape.weight_bytes)
     return ExpertTime(
-        fixed_us=kernel.fixed_us,
+        fixed_us=kernel.fixed_us * gpu.operator_scale,
         weights_us=hit
         * shape.expert_bytes
         / (gpu.hbm_bytes_per_us * kernel.weight_read_efficiency),
