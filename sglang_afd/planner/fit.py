@@ -76,6 +76,10 @@ class Fit:
         """Of the logarithm of the step by the logarithm of each constant, in the order of NAMES."""
         return _gradient(_logs(self.constants), lambda x: _log_time(x, scenario, deployment))
 
+    def gradient_of(self, time_us: Callable[[Constants], float]) -> Floats:
+        """The same of any time that depends on the constants."""
+        return _gradient(_logs(self.constants), lambda x: math.log(time_us(_constants(x))))
+
 
 def fit(observations: Sequence[Observation], start: Constants = DEFAULTS) -> Fit:
     """Most probable constants; without observations the priors come back.

@@ -1,4 +1,4 @@
-"""Searches the best disaggregated and the best colocated deployment of one workload."""
+"""Searches the best disaggregated and the best colocated deployment of one site."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sglang_afd.errors import ConfigError
 from sglang_afd.planner import checks
 from sglang_afd.planner.constants import COLOCATED_CHUNK_TOKENS
 from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode
-from sglang_afd.planner.memory import largest_batch
-from sglang_afd.planner.predict import Prediction, Scenario, predict
+from sglang_afd.planner.predict import Prediction
 from sglang_afd.planner.shape import ModelShape
+from sglang_afd.planner.site import Site
 
 # The router's and the launcher's limit, too.
 MICRO_BATCHES = (1, 2, 3, 4)
@@ -73,42 +73,42 @@ class Found:
     disaggregated: Side
 
 
-def search(scenario: Scenario, space: Space) -> Found:
+def search(site: Site, space: Space) -> Found:
     """Both sides.
 
     Raises: ConfigError, when nothing fits on either side, saying what is short.
     """
     found = Found(
-        colocated=search_colocated(scenario, space),
-        disaggregated=search_disaggregated(scenario, space),
+        colocated=search_colocated(site, space),
+        disaggregated=search_disaggregated(site, space),
     )
     if not (found.colocated.best or found.disaggregated.best):
-        raise ConfigError(_nothing_fits(scenario, space, found))
+        raise ConfigError(_nothing_fits(site, space, found))
     return found
 
 
-def search_colocated(scenario: Scenario, space: Space) -> Side:
+def search_colocated(site: Site, space: Space) -> Side:
     """Every width of expert parallelism, each with its best batch."""
     deployments = [
         Deployment(
             mode=Mode.COLOCATED, attn_gpus=width, expert_parallel=width, batch_per_attn_gpu=1
         )
-        for width in space.widths(scenario.shape)
+        for width in space.widths(site.scenario.shape)
     ]
-    return _side(scenario, [point for item in deployments for point in _points(scenario, item)])
+    return _side(site, [point for item in deployments for point in _points(site, item)])
 
 
-def search_disaggregated(scenario: Scenario, space: Space) -> Side:
+def search_disaggregated(site: Site, space: Space) -> Side:
     """Attention GPUs one by one, expert parallelism, micro-batches and batch.
 
     More than one copy of the experts is more than one deployment, so the MLP GPUs are as many as
     the expert parallelism is wide.
     """
     points: list[Prediction] = []
-    for width in space.widths(scenario.shape):
+    for width in space.widths(site.scenario.shape):
         for micro_batches in space.micro_batches:
-            points += _ratios(scenario, space, width, micro_batches)
-    return _side(scenario, points)
+            points += _ratios(site, space, width, micro_batches)
+    return _side(site, points)
 
 
 def front(points: Iterable[Prediction]) -> list[Prediction]:
@@ -121,12 +121,12 @@ def front(points: Iterable[Prediction]) -> list[Prediction]:
     return kept
 
 
-def best_batch(scenario: Scenario, deployment: Deployment) -> Prediction | None:
+def best_batch(site: Site, deployment: Deployment) -> Prediction | None:
     """The deployment with the batch that gives most under memory and limit; None without one."""
-    return _best(scenario, _points(scenario, deployment, divisors=(1,)))
+    return _best(site, _points(site, deployment, divisors=(1,)))
 
 
-def _ratios(scenario: Scenario, space: Space, width: int, micro_batches: int) -> list[Prediction]:
+def _ratios(site: Site, space: Space, width: int, micro_batches: int) -> list[Prediction]:
     def points(attn_gpus: int, divisors: Sequence[float]) -> list[Prediction]:
         deployment = Deployment(
             mode=Mode.AFD,
@@ -137,18 +137,18 @@ def _ratios(scenario: Scenario, space: Space, width: int, micro_batches: int) ->
             batch_per_attn_gpu=micro_batches,
             expert_kernels=space.expert_kernels,
         )
-        return _points(scenario, deployment, divisors)
+        return _points(site, deployment, divisors)
 
     coarse = _coarse(space.max_gpus - width)
     result = [point for count in coarse for point in points(count, _BATCH_DIVISORS)]
-    best = _best(scenario, result)
+    best = _best(site, result)
     while best:
         tried = {point.deployment.attn_gpus for point in result}
         near = _between_neighbours(best.deployment.attn_gpus, tried)
         if not near:
             break
         result += [point for count in near for point in points(count, (1,))]
-        best = _best(scenario, result)
+        best = _best(site, result)
     return result
 
 
@@ -170,25 +170,19 @@ def _between_neighbours(count: int, tried: set[int]) -> list[int]:
 
 
 def _points(
-    scenario: Scenario, deployment: Deployment, divisors: Sequence[float] = _BATCH_DIVISORS
+    site: Site, deployment: Deployment, divisors: Sequence[float] = _BATCH_DIVISORS
 ) -> list[Prediction]:
     """Predictions at several batches that fit, the largest that keeps the limit among them."""
-    most = largest_batch(
-        scenario.shape,
-        scenario.gpu,
-        scenario.workload,
-        deployment,
-        scenario.usable_memory_fraction,
-    )
+    most = site.room(deployment)
     least = deployment.micro_batches
     if most < least:
         return []
 
     def at(batch: int) -> Prediction:
-        return predict(scenario, deployment.with_batch(batch))
+        return site.predict(deployment.with_batch(batch))
 
-    points = [at(batch) for batch in _batches(scenario, deployment, least, most, divisors)]
-    limit = scenario.workload.max_tpot_us
+    points = [at(batch) for batch in _batches(site, deployment, least, most, divisors)]
+    limit = site.scenario.workload.max_tpot_us
     if limit is None or all(point.tpot_us <= limit for point in points):
         return points
     slow = min(point.deployment.batch_per_attn_gpu for point in points if point.tpot_us > limit)
@@ -205,32 +199,33 @@ def _points(
 
 
 def _batches(
-    scenario: Scenario, deployment: Deployment, least: int, most: int, divisors: Sequence[float]
+    site: Site, deployment: Deployment, least: int, most: int, divisors: Sequence[float]
 ) -> list[int]:
     batches = {max(int(most / divisor), least) for divisor in divisors}
     if deployment.mode is Mode.COLOCATED:
         # A batch just above a whole number of chunks pays a whole chunk more.
-        whole = COLOCATED_CHUNK_TOKENS // scenario.workload.verify_tokens
+        whole = COLOCATED_CHUNK_TOKENS // site.scenario.workload.verify_tokens
         batches |= {whole * pieces for pieces in range(1, most // max(whole, 1) + 1) if whole}
     return sorted(batches)
 
 
-def _best(scenario: Scenario, points: Iterable[Prediction]) -> Prediction | None:
-    limit = scenario.workload.max_tpot_us
+def _best(site: Site, points: Iterable[Prediction]) -> Prediction | None:
+    limit = site.scenario.workload.max_tpot_us
     allowed = [point for point in points if limit is None or point.tpot_us <= limit]
     # Of equals the one with fewer GPUs.
     return max(
         allowed,
-        key=lambda point: (point.tokens_per_s_per_gpu, -point.deployment.total_gpus),
+        key=lambda point: (site.value(point), -point.deployment.total_gpus),
         default=None,
     )
 
 
-def _side(scenario: Scenario, points: Sequence[Prediction]) -> Side:
-    return Side(best=_best(scenario, points), tried=tuple(points), num_predicted=len(points))
+def _side(site: Site, points: Sequence[Prediction]) -> Side:
+    return Side(best=_best(site, points), tried=tuple(points), num_predicted=len(points))
 
 
-def _nothing_fits(scenario: Scenario, space: Space, found: Found) -> str:
+def _nothing_fits(site: Site, space: Space, found: Found) -> str:
+    scenario = site.scenario
     name, gpus = scenario.shape.name, space.max_gpus
     tried = (*found.colocated.tried, *found.disaggregated.tried)
     limit = scenario.workload.max_tpot_us

@@ -9,9 +9,7 @@ from enum import Enum
 import numpy as np
 
 from sglang_afd.planner.constants import NAMES
-from sglang_afd.planner.deployment import Deployment
-from sglang_afd.planner.fit import ROW_NOISE, Fit
-from sglang_afd.planner.predict import Scenario
+from sglang_afd.planner.fit import ROW_NOISE, Fit, Floats
 
 # One in twenty on each side.
 _SIGMAS = 1.645
@@ -47,25 +45,16 @@ class Verdict:
 
 
 def judge(
-    fitted: Fit,
-    scenario: Scenario,
-    *,
-    colocated: Deployment,
-    disaggregated: Deployment,
-    speed_up: float,
-    model_noise: float = 0.0,
+    fitted: Fit, gradient: Floats, *, speed_up: float, model_noise: float = 0.0
 ) -> Verdict:
     """A constant that moves both steps alike moves their ratio little: the errors are correlated.
 
     Args:
         fitted: Constants with their covariance.
-        scenario: Of both deployments.
-        colocated: The baseline.
-        disaggregated: What is compared with it.
-        speed_up: The predicted ratio of tokens/s per GPU.
+        gradient: Of the logarithm of the speed-up by that of each constant, in the order of NAMES.
+        speed_up: The predicted ratio of throughputs.
         model_noise: What constants cannot show, of the ratio.
     """
-    gradient = fitted.gradient(scenario, colocated) - fitted.gradient(scenario, disaggregated)
     covariance = np.asarray(fitted.covariance)
     parts = gradient * (covariance @ gradient)
     # Each of the two steps has what no constant explains, independently of the other.

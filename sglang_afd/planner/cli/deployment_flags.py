@@ -9,6 +9,7 @@ from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode
 from sglang_afd.planner.memory import plan_memory
 from sglang_afd.planner.predict import Prediction, Scenario, check_experts, predict
 from sglang_afd.planner.search import Space, best_batch, search_colocated
+from sglang_afd.planner.site import Site
 
 _MODES = {mode.value: mode for mode in Mode}
 KERNELS = {kernels.value: kernels for kernels in ExpertKernels}
@@ -120,7 +121,7 @@ def read_baseline(args: argparse.Namespace, scenario: Scenario, total_gpus: int)
         most = args.max_gpus
         if most is None:
             most = max(total_gpus, scenario.gpu.gpus_per_node)
-        best = search_colocated(scenario, Space(max_gpus=most)).best
+        best = search_colocated(Site(scenario=scenario), Space(max_gpus=most)).best
         if best is None:
             raise ConfigError(
                 f"baseline: {scenario.shape.name} fits no colocated deployment of up to {most} "
@@ -151,7 +152,7 @@ def _predicted(scenario: Scenario, deployment: Deployment, choose_batch: bool) -
     plan.require_fit(deployment)
     if not choose_batch:
         return predict(scenario, deployment)
-    best = best_batch(scenario, deployment)
+    best = best_batch(Site(scenario=scenario), deployment)
     if best is None:
         limit = (scenario.workload.max_tpot_us or 0) / 1000
         raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from sglang_afd.planner.answer import compare
 from sglang_afd.planner.cli import as_json, text
 from sglang_afd.planner.cli.deployment_flags import (
     add_deployment_arguments,
@@ -13,8 +14,8 @@ from sglang_afd.planner.cli.deployment_flags import (
 )
 from sglang_afd.planner.cli.inputs import add_input_arguments, read_inputs
 from sglang_afd.planner.deployment import Mode
+from sglang_afd.planner.site import Site
 from sglang_afd.planner.speedup import speed_up
-from sglang_afd.planner.verdict import judge
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,12 +41,11 @@ def run(args: argparse.Namespace) -> int:
     if deployment.mode is not Mode.COLOCATED:
         baseline = read_baseline(args, scenario, deployment.total_gpus)
         result = speed_up(scenario, baseline.deployment, deployment)
-        verdict = judge(
+        verdict = compare(
             inputs.fitted,
-            scenario,
-            colocated=baseline.deployment,
-            disaggregated=deployment,
-            speed_up=result.total,
+            Site(scenario=scenario),
+            baseline,
+            prediction,
             model_noise=inputs.model_noise,
         )
         answer["baseline"] = as_json.prediction_json(baseline)

@@ -16,6 +16,8 @@ from sglang_afd.planner.cli.search_flags import add_search_arguments, read_space
 from sglang_afd.planner.launch_lines import Launch, Line, launch
 from sglang_afd.planner.predict import Prediction
 from sglang_afd.planner.search import front
+from sglang_afd.planner.site import Site
+from sglang_afd.planner.speedup import SpeedUp, speed_up
 from sglang_afd.planner.verdict import Answer
 
 _ROWS_OF_A_FRONT = 8
@@ -39,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the verdict, what it is made of, and how to start the winner."""
     inputs = read_inputs(args)
     space = read_space(args, inputs.scenario)
-    answered = answer(inputs.fitted, inputs.scenario, space, model_noise=inputs.model_noise)
+    site = Site(scenario=inputs.scenario)
+    answered = answer(inputs.fitted, site, space, model_noise=inputs.model_noise)
+    result = _speed_up(inputs, answered)
     best = answered.found.disaggregated.best
     lines = None
     if best is not None:
@@ -48,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     if args.commands is not None:
         _write_commands(args.commands, lines)
     if args.json:
-        as_json.write_json(_as_json(inputs, answered, lines))
+        as_json.write_json(_as_json(inputs, answered, result, lines))
     else:
-        report = [*text.inputs_lines(inputs), "", *_report(answered, lines, space.max_gpus)]
+        report = [*text.inputs_lines(inputs), "", *_report(answered, result, lines, space.max_gpus)]
         sys.stdout.write("\n".join(report) + "\n")
     return 0
 
@@ -66,9 +70,18 @@ def _write_commands(path: Path, lines: Launch | None) -> None:
         raise ConfigError(f"--commands {path}: cannot be written ({error})") from error
 
 
-def _report(answered: Answered, lines: Launch | None, max_gpus: int) -> list[str]:
+def _speed_up(inputs: Inputs, answered: Answered) -> SpeedUp | None:
+    base, other = answered.found.colocated.best, answered.found.disaggregated.best
+    if base is None or other is None:
+        return None
+    return speed_up(inputs.scenario, base.deployment, other.deployment)
+
+
+def _report(
+    answered: Answered, result: SpeedUp | None, lines: Launch | None, max_gpus: int
+) -> list[str]:
     found = answered.found
-    report = _verdict(answered, max_gpus)
+    report = _verdict(answered, result, max_gpus)
     sides = (("best disaggregated", found.disaggregated), ("best colocated", found.colocated))
     for name, side in sides:
         if side.best is not None:
@@ -83,9 +96,9 @@ def _report(answered: Answered, lines: Launch | None, max_gpus: int) -> list[str
     return report
 
 
-def _verdict(answered: Answered, max_gpus: int) -> list[str]:
+def _verdict(answered: Answered, result: SpeedUp | None, max_gpus: int) -> list[str]:
     found = answered.found
-    if answered.verdict is None or answered.result is None:
+    if answered.verdict is None or result is None:
         if found.colocated.best is None:
             return [
                 f"AFD PAYS: no colocated deployment of up to {max_gpus} GPUs fits within the "
@@ -95,7 +108,7 @@ def _verdict(answered: Answered, max_gpus: int) -> list[str]:
             f"AFD DOES NOT PAY: no disaggregated deployment of up to {max_gpus} GPUs fits within "
             "the limits, a colocated one does"
         ]
-    return [*text.verdict_lines(answered.verdict), *text.speed_up_lines(answered.result)]
+    return [*text.verdict_lines(answered.verdict), *text.speed_up_lines(result)]
 
 
 def _front(points: Sequence[Prediction]) -> list[str]:
@@ -132,8 +145,10 @@ def _launch(lines: Launch) -> list[str]:
     return [*report, *[row for note in lines.notes for row in text.wrapped("note", note)]]
 
 
-def _as_json(inputs: Inputs, answered: Answered, lines: Launch | None) -> dict[str, Any]:
-    found, result, verdict = answered.found, answered.result, answered.verdict
+def _as_json(
+    inputs: Inputs, answered: Answered, result: SpeedUp | None, lines: Launch | None
+) -> dict[str, Any]:
+    found, verdict = answered.found, answered.verdict
     return {
         "inputs": as_json.inputs_json(inputs),
         "answer": answered.answer.value,
