@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from aiohttp import web
 
@@ -11,7 +13,7 @@ from sgl_router_afd.control.standing import Standing
 from sgl_router_afd.dataplane.counters import SharedCounters
 from sgl_router_afd.endpoints import METRICS, STATUS
 from sgl_router_afd.fleet import Fleet
-from sgl_router_afd.metrics import CONTENT_TYPE, render
+from sgl_router_afd.metrics import CONTENT_TYPE, render, render_fleet
 from sgl_router_afd.page import add_routes as add_page
 from sgl_router_afd.tables import attention_servers, stands
 from sglang_afd.config import Role
@@ -19,9 +21,21 @@ from sglang_afd.config import Role
 UNHEARD = "unheard"  # the state of a URL of --attn at which no server answered yet
 
 
-def build_app(config: RouterConfig, fleet: Fleet, counters: SharedCounters) -> web.Application:
-    """The application; the caller runs the fleet."""
-    own = _OwnEndpoints(config, fleet, counters)
+def build_app(
+    config: RouterConfig,
+    fleet: Fleet,
+    counters: SharedCounters,
+    more_metrics: Callable[[], str] | None = None,
+) -> web.Application:
+    """The application; the caller runs the fleet.
+
+    Args:
+        config: The router's settings.
+        fleet: What is shown and changed.
+        counters: Of the relay processes.
+        more_metrics: Those of what relays in their place.
+    """
+    own = _OwnEndpoints(config, fleet, counters, more_metrics)
     app = web.Application(client_max_size=config.max_body_bytes)
     app.router.add_get(STATUS, own.status)
     app.router.add_get(METRICS, own.metrics)
@@ -31,8 +45,15 @@ def build_app(config: RouterConfig, fleet: Fleet, counters: SharedCounters) -> w
 
 
 class _OwnEndpoints:
-    def __init__(self, config: RouterConfig, fleet: Fleet, counters: SharedCounters) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        fleet: Fleet,
+        counters: SharedCounters,
+        more_metrics: Callable[[], str] | None,
+    ) -> None:
         self._config = config
+        self._more_metrics = more_metrics
         self._fleet = fleet
         self._counters = counters
 
@@ -50,7 +71,10 @@ class _OwnEndpoints:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """The router's metrics in the Prometheus text format."""
-        text = render(self._counters, self._fleet)
+        more = self._more_metrics
+        text = render(self._counters, self._fleet) if more is None else render_fleet(self._fleet)
+        if more is not None:
+            text += more()
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     def _registered(self) -> list[dict[str, object]]:

@@ -31,6 +31,8 @@ class RouterConfig:
     ratio: str = ""  # attention to MLP servers of a group, e.g. 7:1; "" keeps groups even
     policy: str = "least_load"  # a key of `control.policy.POLICIES`
     data_plane: str = "relay"  # one of DATA_PLANES
+    smg_args: str = ""  # more flags for smg, as a shell would read them
+    control_port: int = 0  # with smg the port of the own endpoints; 0..65535, 0: `port` + 1
     state_file: str = ""  # path of the epochs that outlive the router; "" keeps none
     afd_secret: Key = NO_KEY  # servers that register must know it
     api_key: Key = NO_KEY  # clients must know it; pair probes send it
@@ -65,6 +67,7 @@ class RouterConfig:
         _check_choice("--log-level", self.log_level, LOG_LEVELS)
         _check_range("--lease-s", self.lease_s, 0.3, 3600)
         _check_range("--port", self.port, 0, 65535)
+        self._check_data_plane()
         _check_range("--status-interval-s", self.status_interval_s, 0.01, 60)
         _check_range("--status-timeout-s", self.status_timeout_s, 0.01, 60)
         _check_range("--connect-timeout-s", self.connect_timeout_s, 0.01, 300)
@@ -92,9 +95,27 @@ class RouterConfig:
         object.__setattr__(self, "attn_urls", attn)
         object.__setattr__(self, "mlp_urls", mlp)
 
+    def _check_data_plane(self) -> None:
+        _check_range("--control-port", self.control_port, 0, 65535)
+        if self.data_plane == "relay":
+            for flag, got in (("--control-port", self.control_port), ("--smg-args", self.smg_args)):
+                if got:
+                    raise ConfigError(
+                        f"{flag} got {got}, and means nothing without --data-plane smg: relay "
+                        "processes answer for everything on --port; leave it out"
+                    )
+        elif self.port and self.port == self.control_port:
+            raise ConfigError(
+                f"--control-port got {self.control_port}, which is --port; choose another one"
+            )
+        elif self.port == 65535 and not self.control_port:
+            raise ConfigError("--port got 65535, which no port follows; give --control-port")
+
     @property
     def num_relays(self) -> int:
         """Processes that relay; unless told otherwise one for each core, up to 4."""
+        if self.data_plane != "relay":
+            return 1
         return self.relay_processes or min(MAX_RELAYS_UNASKED, len(os.sched_getaffinity(0)))
 
 

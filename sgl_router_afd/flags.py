@@ -52,7 +52,7 @@ def _build_parser() -> argparse.ArgumentParser:
     def flag(field: str, text: str, metavar: str) -> None:
         default = DEFAULTS[field]
         parser.add_argument(
-            FLAGS.get(field, f"--{field.replace('_', '-')}"),
+            flag_of(field),
             dest=field,
             type=type(default),
             default=default,
@@ -68,8 +68,16 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     flag(
         "data_plane",
-        "what relays requests: the router's own processes, or the smg gateway",
+        "what relays requests: the router's own processes, or the smg gateway, which "
+        "`pip install sglang-afd[smg]` brings",
         "{" + ",".join(DATA_PLANES) + "}",
+    )
+    flag("smg_args", "more flags for smg, in quotation marks", '"FLAGS"')
+    flag(
+        "control_port",
+        "with smg the port of the router's own endpoints, which servers register at and the status "
+        "page is on; 0 takes the one after --port",
+        "PORT",
     )
     flag(
         "ratio",
@@ -133,6 +141,11 @@ def _build_parser() -> argparse.ArgumentParser:
 
 
 FLAGS = {"hold_timeout_s": "--hold-timeout"}  # those that are not named as their field
+
+
+def flag_of(field: str) -> str:
+    """The flag that sets a field of `RouterConfig`."""
+    return FLAGS.get(field, f"--{field.replace('_', '-')}")
 
 
 def _add_servers(parser: argparse.ArgumentParser) -> None:

@@ -12,16 +12,22 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import aiohttp
 from aiohttp import web
 
 from sgl_router_afd.app import build_app
 from sgl_router_afd.config import RouterConfig
 from sgl_router_afd.dataplane.counters import SharedCounters
 from sgl_router_afd.dataplane.handle import RelayFailed
-from sgl_router_afd.dataplane.listen import open_listeners, url_of
+from sgl_router_afd.dataplane.plane import DataPlane
 from sgl_router_afd.dataplane.supervisor import Relays
+from sgl_router_afd.doors import Doors, open_doors
 from sgl_router_afd.event_loop import new_event_loop
 from sgl_router_afd.flags import parse_args
+from sgl_router_afd.fleet import Fleet
+from sgl_router_afd.gateway import settings
+from sgl_router_afd.gateway.installed import check_version
+from sgl_router_afd.gateway.supervisor import Gateway, GatewayFailed
 from sgl_router_afd.log import start_log
 from sgl_router_afd.open_fleet import open_fleet, running
 from sgl_router_afd.upstream_session import open_session
@@ -38,8 +44,8 @@ CLEANUP_TIMEOUT_S = 1.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT.
 
-    Returns: The exit code: 0 after a signal, 1 when the address cannot be listened on or a relay
-        process cannot be kept running. A mistake on the command line exits with 2 before that.
+    Returns: The exit code: 0 after a signal, 1 when the address cannot be listened on, or what
+        relays cannot be kept running. A mistake on the command line exits with 2 before that.
     """
     config = parse_args(argv)
     start_log(config.log_level)
@@ -52,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.error("%s", error)
         return 1
     except ExceptionGroup as group:
-        failures, others = group.split(RelayFailed)
+        failures, others = group.split((RelayFailed, GatewayFailed))
         if others is not None:
             raise
         logger.error("%s", failures)
@@ -63,31 +69,67 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def serve(config: RouterConfig) -> None:
     """Serve until a signal arrives, then let running requests finish.
 
-    Raises: ConfigError, when the address cannot be listened on; RelayFailed in a group.
+    Raises: ConfigError, when the address cannot be listened on, or the data plane cannot do what it
+        was asked to; RelayFailed or GatewayFailed in a group.
     """
-    if config.data_plane != "relay":
-        raise ConfigError(
-            f"--data-plane {config.data_plane} is not part of this version; leave it out"
-        )
-    listeners = open_listeners(config.host, config.port, config.num_relays)
-    url = url_of(listeners[0][0])
+    if config.data_plane == "smg":
+        settings.check(config)
+        check_version()
+    doors = open_doors(config)
     counters = SharedCounters.create(config.num_relays)
     fleet = open_fleet(config, counters)
     _warn_of_strangers(config)
+    open_plane = _open_gateway if config.data_plane == "smg" else _open_relays
     async with (
         open_session(config) as session,
-        _own_endpoints(build_app(config, fleet, counters)) as control_path,
-        Relays(config, counters, listeners, control_path, fleet.on_trouble) as relays,
+        open_plane(config, doors, fleet, counters, session) as plane,
     ):
-        fleet.publish_to(relays.publish)
-        await relays.wait_until_listening()
+        fleet.publish_to(plane.publish)
+        await plane.wait_until_listening()
         async with running(fleet, session, config):
             logger.info(
-                "listening on %s, policy %s, %d servers to ask, %d relay processes",
-                *(url, config.policy, len(fleet.statics()), config.num_relays),
+                "listening on %s, policy %s, %d servers to ask, %s",
+                *(doors.url, config.policy, len(fleet.statics()), _what_relays(config, doors)),
             )
             await _stop_signal()
-            await relays.drain(config.shutdown_timeout_s)
+            await plane.drain(config.shutdown_timeout_s)
+
+
+@asynccontextmanager
+async def _open_relays(
+    config: RouterConfig,
+    doors: Doors,
+    fleet: Fleet,
+    counters: SharedCounters,
+    _session: aiohttp.ClientSession,
+) -> AsyncIterator[DataPlane]:
+    async with (
+        _own_endpoints(build_app(config, fleet, counters)) as control_path,
+        Relays(config, counters, doors.relays, control_path, fleet.on_trouble) as relays,
+    ):
+        yield relays
+
+
+@asynccontextmanager
+async def _open_gateway(
+    config: RouterConfig,
+    doors: Doors,
+    fleet: Fleet,
+    counters: SharedCounters,
+    session: aiohttp.ClientSession,
+) -> AsyncIterator[DataPlane]:
+    gateway = Gateway(config, doors.address, counters, session, fleet.on_trouble)
+    app = build_app(config, fleet, counters, gateway.metrics)
+    async with _serving(app) as runner, gateway:
+        for listener in doors.own:
+            await web.SockSite(runner, listener).start()
+        yield gateway
+
+
+def _what_relays(config: RouterConfig, doors: Doors) -> str:
+    if config.data_plane == "relay":
+        return f"{config.num_relays} relay processes"
+    return f"through smg {check_version()}; servers register and people look at {doors.own_url}"
 
 
 def _warn_of_strangers(config: RouterConfig) -> None:
@@ -102,13 +144,19 @@ def _warn_of_strangers(config: RouterConfig) -> None:
 @asynccontextmanager
 async def _own_endpoints(app: web.Application) -> AsyncIterator[str]:
     """Serve the application on a Unix socket of this user; yields its path."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLEANUP_TIMEOUT_S)
-    await runner.setup()
-    try:
-        with tempfile.TemporaryDirectory(prefix="sgl-router-afd-") as directory:
+    with tempfile.TemporaryDirectory(prefix="sgl-router-afd-") as directory:
+        async with _serving(app) as runner:
             path = os.path.join(directory, "control")
             await web.UnixSite(runner, path).start()
             yield path
+
+
+@asynccontextmanager
+async def _serving(app: web.Application) -> AsyncIterator[web.AppRunner]:
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLEANUP_TIMEOUT_S)
+    await runner.setup()
+    try:
+        yield runner
     finally:
         await runner.cleanup()
 

@@ -46,9 +46,12 @@ def render(shared: SharedCounters, fleet: Fleet) -> str:
         [(f'{{status="{code}"}}', number) for code, number in enumerate(by_status) if number],
     )
     lines += _first_byte(shared)
-    lines += _of_servers(fleet)
-    lines += _of_groups(fleet)
-    lines += _of_probes(fleet)
+    return "\n".join(lines) + "\n" + render_fleet(fleet)
+
+
+def render_fleet(fleet: Fleet) -> str:
+    """Those that need no relay process."""
+    lines = [*_of_servers(fleet), *_of_groups(fleet), *_of_probes(fleet)]
     return "\n".join(lines) + "\n"
 
 

@@ -10,7 +10,9 @@ from sglang_afd.errors import ConfigError
 BACKLOG = 2048
 
 
-def open_listeners(host: str, port: int, num_relays: int) -> list[list[socket.socket]]:
+def open_listeners(
+    host: str, port: int, num_relays: int, *, flag: str = "--port"
+) -> list[list[socket.socket]]:
     """Listen; the kernel spreads new connections over the relay processes.
 
     They are made here and handed on, so that connections that wait outlive a relay process.
@@ -19,6 +21,7 @@ def open_listeners(host: str, port: int, num_relays: int) -> list[list[socket.so
         host: Name or address; every address of a name is listened on.
         port: 0 takes a free one.
         num_relays: Processes that will accept.
+        flag: What the port was given with.
     Returns: For each relay its sockets.
     Raises: ConfigError, naming the address, the cause and what to do.
     """
@@ -35,8 +38,9 @@ def open_listeners(host: str, port: int, num_relays: int) -> list[list[socket.so
         known = error.errno is not None and error.errno > 0
         cause = os.strerror(error.errno) if known and error.errno else str(error.strerror or error)
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {cause}; choose an address of this "
-            "host with --host and a free port with --port (0 picks one), or stop what holds it"
+            f"cannot listen on {host}:{port}: {cause}; choose an address of this host with --host "
+            f"and a free port with {flag}{' (0 picks one)' if flag == '--port' else ''}, or stop "
+            "what holds it"
         ) from error
     return opened
 

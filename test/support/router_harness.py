@@ -165,11 +165,15 @@ class RouterProcess:
     Args:
         urls: The servers for --attn.
         flags: More flags.
+        data_plane: What relays requests.
     """
 
-    def __init__(self, *urls: str, flags: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, *urls: str, flags: tuple[str, ...] = (), data_plane: str = "relay"
+    ) -> None:
         command = [sys.executable, "-m", "sgl_router_afd.launch_router"]
         command += ["--attn", *urls] if urls else []
+        command += ["--data-plane", data_plane] if data_plane != "relay" else []
         command += ["--port", "0", "--status-interval-s", "0.02", *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
@@ -180,6 +184,8 @@ class RouterProcess:
             self.log.append(line)
             if found := re.search(r"listening on http://\[?(127\.0\.0\.1|::1)\]?:(\d+)", line):
                 self.host, self.port = found[1], int(found[2])
+                own = re.search(r"people look at http://\S+:(\d+)", line)
+                self.own_port = int(own[1]) if own else self.port
                 break
         else:
             raise AssertionError("the router never listened:\n" + "".join(self.log))
@@ -207,8 +213,17 @@ class RouterProcess:
     def address(self) -> tuple[str, int]:
         return self.host, self.port
 
-    def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self.host, self.port, timeout=DEADLINE_S)
+    @property
+    def own_url(self) -> str:
+        """Of the router's own endpoints."""
+        return self.url.removesuffix(str(self.port)) + str(self.own_port)
+
+    def connect(self, port: int = 0) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.host, port or self.port, timeout=DEADLINE_S)
+
+    def ask_itself(self, method: str, target: str, body: bytes | None = None) -> Reply:
+        """Send one request to the router's own endpoints."""
+        return self.ask(method, target, body, port=self.own_port)
 
     def ask(
         self,
@@ -216,9 +231,11 @@ class RouterProcess:
         target: str,
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
+        *,
+        port: int = 0,
     ) -> Reply:
         """Send one request and read its whole response."""
-        connection = self.connect()
+        connection = self.connect(port)
         try:
             connection.request(method, target, body, headers or {})
             got = connection.getresponse()
@@ -231,7 +248,7 @@ class RouterProcess:
 
     def servers(self) -> dict[str, dict[str, Any]]:
         """The servers of `/afd/v1/status` by their URL."""
-        status = json.loads(self.ask("GET", "/afd/v1/status").body)
+        status = json.loads(self.ask_itself("GET", "/afd/v1/status").body)
         return {server["url"]: server for server in status["servers"]}
 
     def wait_for_state(self, fake: FakeAttn, state: str, reason: str = "") -> dict[str, Any]:

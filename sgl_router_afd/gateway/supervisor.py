@@ -1,0 +1,226 @@
+"""smg as the control process handles it: started, told of servers, watched, drained."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+import msgspec
+
+from sgl_router_afd.config import RouterConfig
+from sgl_router_afd.dataplane.counters import SharedCounters
+from sgl_router_afd.dataplane.handle import MAX_SHORT_LIVES, SHORT_LIFE_S
+from sgl_router_afd.dataplane.messages import NO_TABLE, BrokeOff, Table
+from sgl_router_afd.gateway.manifest import Manifest, manifest_of, write
+from sgl_router_afd.gateway.settings import extra_flags, flags
+from sgl_router_afd.gateway.watch import Watch, read_workers
+from sglang_afd.errors import AfdError
+
+logger = logging.getLogger(__name__)
+
+END_S = 5.0  # what smg gets to end beyond the time that running requests get
+WATCH_S = 1.0
+SETTLE_S = 0.1  # between two looks while smg has not yet taken the latest manifest
+ASK_S = 2.0  # what smg may take to answer
+LOOK_AGAIN_S = 0.02  # while it starts
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where an address that means all is reached
+
+
+class GatewayFailed(AfdError):
+    """smg ends whenever it is started."""
+
+
+class Gateway:
+    """The data plane `smg`; see `DataPlane`.
+
+    Args:
+        config: The router's settings.
+        address: Host and port for clients, both numbers.
+        counters: Of one relay process, which smg takes the place of.
+        session: For questions to smg.
+        on_trouble: Told of servers where requests failed.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        address: tuple[str, int],
+        counters: SharedCounters,
+        session: aiohttp.ClientSession,
+        on_trouble: Callable[[BrokeOff], None],
+    ) -> None:
+        self._config = config
+        self._address = address
+        self._session = session
+        self._watch = Watch(counters, on_trouble)
+        self._own_key = uuid.uuid4().hex
+        self._directory = tempfile.TemporaryDirectory(prefix="sgl-router-afd-")
+        self._path = Path(self._directory.name) / "servers.json"
+        self._manifest = manifest_of(NO_TABLE)
+        self._metrics_port = 0
+        self._metrics = ""
+        self._process: asyncio.subprocess.Process | None = None
+        self._is_listening = asyncio.Event()
+        self._is_news = asyncio.Event()
+        self._is_draining = False
+        self._group = asyncio.TaskGroup()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        write(self._manifest, self._path)
+        await self._group.__aenter__()
+        for work in (self._keep_running(), self._keep_watching()):
+            self._tasks.append(self._group.create_task(work))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        try:
+            await self._group.__aexit__(kind, error, trace)
+        finally:
+            self._directory.cleanup()
+
+    async def wait_until_listening(self) -> None:
+        await self._is_listening.wait()
+
+    def publish(self, table: Table) -> None:
+        """Have smg send requests to the servers of this table that serve."""
+        manifest = manifest_of(table)
+        self._watch.publish(table, manifest)
+        if _who(manifest) != _who(self._manifest):
+            self._manifest = manifest
+            write(manifest, self._path)
+            self._is_news.set()
+
+    def metrics(self) -> str:
+        """smg's own, as of a second ago."""
+        return self._metrics
+
+    async def drain(self, timeout_s: float) -> None:
+        """Have it accept nothing more, finish what runs, and end."""
+        self._is_draining = True
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+        _, late = await asyncio.wait(self._tasks[:1], timeout=timeout_s + END_S)
+        if late:
+            logger.warning("smg does not end; killing it")
+
+    async def _keep_running(self) -> None:
+        """Start it anew whenever it ends, until it was drained.
+
+        Raises: GatewayFailed, when it never came to listen, or ends each time soon after its start.
+        """
+        loop = asyncio.get_running_loop()
+        num_short_lives = 0
+        while True:
+            started_s = loop.time()
+            code = await self._run()
+            self._watch.forget()
+            if self._is_draining:
+                return
+            is_short = loop.time() - started_s < SHORT_LIFE_S
+            num_short_lives = num_short_lives + 1 if is_short else 0
+            what = f"smg ended with exit code {code}"
+            if not self._is_listening.is_set():
+                raise GatewayFailed(f"{what} before it listened; see what it logged before")
+            if num_short_lives >= MAX_SHORT_LIVES:
+                raise GatewayFailed(
+                    f"{what}, {num_short_lives} times within {SHORT_LIFE_S:g} s of its start; see "
+                    "what it logged before"
+                )
+            logger.warning("%s; its requests are lost, another one takes its place", what)
+
+    async def _run(self) -> int:
+        self._metrics_port = _free_port()
+        given = flags(
+            self._config,
+            host=self._address[0],
+            port=self._address[1],
+            metrics_port=self._metrics_port,
+            manifest=self._path,
+            own_key=self._own_key,
+        )
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "sgl_router_afd.gateway.process"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=sys.stderr.fileno(),
+            env={**os.environ, "NO_COLOR": "1"},
+            start_new_session=True,  # Ctrl-C is for this process, which then says when to end
+        )
+        self._process = process
+        try:
+            await process.communicate(msgspec.json.encode(given))
+            return await process.wait()
+        finally:
+            self._process = None
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    async def _keep_watching(self) -> None:
+        while True:
+            try:
+                await self._look()
+            except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+                logger.debug("smg does not answer: %s", error)
+            is_up = self._is_listening.is_set()
+            rest_s = (WATCH_S if self._watch.is_settled else SETTLE_S) if is_up else LOOK_AGAIN_S
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_news.wait(), rest_s)
+            self._is_news.clear()
+
+    async def _look(self) -> None:
+        host, port = self._address
+        url = _url(self._scheme(), ANYWHERE.get(host, host), port)
+        workers = read_workers(await self._ask(f"{url}/workers"))
+        metrics = await self._ask(f"http://127.0.0.1:{self._metrics_port}/metrics")
+        self._metrics = metrics.decode()
+        self._watch.take(workers, self._metrics)
+        self._is_listening.set()
+
+    async def _ask(self, url: str) -> bytes:
+        async with self._session.get(
+            url,
+            headers={"Authorization": f"Bearer {self._own_key}"},
+            timeout=aiohttp.ClientTimeout(total=ASK_S),
+            ssl=False,  # it is our own child, at an address of this host
+            raise_for_status=True,
+        ) as answer:
+            return await answer.read()
+
+    def _scheme(self) -> str:
+        has_tls = any(word.startswith("--tls-cert-path") for word in extra_flags(self._config))
+        return "https" if has_tls else "http"
+
+
+def _who(manifest: Manifest) -> frozenset[object]:
+    """To smg the order means nothing."""
+    return frozenset((worker.id, worker.url, worker.model_id) for worker in manifest.workers)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
