@@ -1,0 +1,1 @@
+"""A report of one page that a person reads in a minute."""
