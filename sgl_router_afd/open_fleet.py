@@ -41,6 +41,7 @@ def open_fleet(config: RouterConfig, counters: SharedCounters) -> Fleet:
         started_s=clock(),
         ratio=parse_ratio(config.ratio),
         lease_terms=_lease_terms(config.lease_s),
+        hold_s=config.hold_timeout_s,
         num_in_flight=book.num_in_flight,
     )
     loop = asyncio.get_running_loop()

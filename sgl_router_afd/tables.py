@@ -44,7 +44,7 @@ def build_table(
         for entry in attention_servers(plane)
         if (slot := slot_of(entry.server_id)) is not None
     ]
-    names = {name: None for view in plane.groups.views.values() for name in view.models()}
+    names = {name: None for view in plane.groups.views.values() for name in view.models}
 
     def model_row(model: str | None) -> ModelRow:
         return _model_row(plane.route(model), slot_of, "" if names else _listed(unheard))

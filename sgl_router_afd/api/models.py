@@ -40,7 +40,7 @@ class ModelDesk:
         headers = {name: request.headers[name] for name in FORWARDED if name in request.headers}
         asked = [_ask(session, entry, headers) for entry in self._one_of_each()]
         cards = {card.id: card for told in await asyncio.gather(*asked) for card in told}
-        names = dict.fromkeys(name for view in self._views() for name in view.models())
+        names = dict.fromkeys(name for view in self._views() for name in view.models)
         data = tuple(cards.get(name) or _own_card(name) for name in names)
         return json_answer(ModelsAnswer(object="list", data=data))
 

@@ -11,6 +11,7 @@ from sgl_router_afd.api.answers import JSON, ApiError, read_body
 from sgl_router_afd.fleet import Fleet
 from sgl_router_afd.keys import Key
 from sglang_afd.errors import ProtocolError, Refused
+from sglang_afd.protocol.auth import is_loopback
 from sglang_afd.protocol.registration import (
     MAX_MESSAGE_BYTES,
     Decline,
@@ -31,13 +32,17 @@ class RegistrationDesk:
 
     Args:
         fleet: Gets them.
-        secret: What servers sign with; empty if nobody has to.
+        secret: What servers sign with; empty if there is none.
+        host: What the router listens on; without a secret only a loopback address will do.
         wall_clock: time.time, which servers stamp their messages with.
     """
 
-    def __init__(self, fleet: Fleet, secret: Key, wall_clock: Callable[[], float]) -> None:
+    def __init__(
+        self, fleet: Fleet, secret: Key, host: str, wall_clock: Callable[[], float]
+    ) -> None:
         self._fleet = fleet
         self._secret = secret
+        self._host = host
         self._wall_clock = wall_clock
 
     async def take(self, request: web.Request) -> web.Response:
@@ -72,6 +77,7 @@ class RegistrationDesk:
 
     def _check_signature(self, body: bytes, value: str | None) -> None:
         if not self._secret:
+            self._check_is_local()
             return
         if value is None:
             raise ApiError(
@@ -84,6 +90,16 @@ class RegistrationDesk:
                 403,
                 f"{SIGNATURE_HEADER} was made with another secret, or the message was changed on "
                 "its way; give the server and the router the same --afd-secret-file",
+            )
+
+    def _check_is_local(self) -> None:
+        """Whoever registers gets the clients' prompts."""
+        if not is_loopback(self._host):
+            raise ApiError(
+                403,
+                f"this router listens on {self._host} and has no secret, so no server can "
+                "register; start it and its servers with the same --afd-secret-file FILE, name "
+                "the servers with --attn and --mlp, or start the router with --host 127.0.0.1",
             )
 
     def _check_age(self, message: ToRouter) -> None:

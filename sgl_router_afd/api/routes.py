@@ -78,7 +78,7 @@ def _server_endpoints(
     fleet: Fleet, config: RouterConfig, wall_clock: Callable[[], float]
 ) -> list[Endpoint]:
     desk = ServerDesk(fleet, config)
-    registrations = RegistrationDesk(fleet, config.afd_secret, wall_clock)
+    registrations = RegistrationDesk(fleet, config.afd_secret, config.host, wall_clock)
     one, drain = SERVERS + "/{server_id}", SERVERS + "/{server_id}/drain"
     return [
         Endpoint(

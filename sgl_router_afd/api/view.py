@@ -127,7 +127,7 @@ def _group(view: View, scribe: _Scribe) -> GroupView:
         state=view.stand.state,
         reason=view.stand.reason,
         epoch=view.epoch,
-        models=view.models(),
+        models=view.models,
         fingerprint=group.shape.fingerprint,
         attn=tuple(scribe.server(entry) for entry in group.attn),
         mlp=tuple(scribe.server(entry) for _, entry in sorted(group.mlp.items())),

@@ -112,7 +112,7 @@ class WorkerDesk:
         fleet, registration = self._fleet, entry.registration
         view = fleet.plane.groups.of(entry.server_id)
         standing, reason = stand_of(fleet, entry.server_id)
-        models = registration.models or (view.models() if view else ())
+        models = registration.models or (view.models if view else ())
         return WorkerView(
             id=worker_id(registration.url),
             url=registration.url,

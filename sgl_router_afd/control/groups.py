@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from sgl_router_afd.control.epochs import Epochs
@@ -23,6 +23,8 @@ from sgl_router_afd.control.standing import (
 from sglang_afd.config import Role
 
 FORGET_S = 600.0  # how long a group without servers is shown
+# What comes after these needs nobody's help, so that requests can wait for it.
+PASSING = (GroupState.WIRING, GroupState.DEGRADED)
 
 Members = frozenset[tuple[str, str]]  # server id and boot id of each
 
@@ -36,15 +38,12 @@ class View:
     stand: GroupStand
     stands: dict[str, Stand]  # of its servers, by server id
     drain_reason: str  # who asked all of it to drain; "" nobody
+    models: tuple[str, ...]  # names that requests for it may say; those of before if none is there
+    may_recover: bool  # soon, so that requests can wait for it
 
     @property
     def name(self) -> str:
         return self.group.name
-
-    def models(self) -> tuple[str, ...]:
-        """Names that requests for it may say."""
-        names = (name for entry in self.group.attn for name in entry.registration.models)
-        return tuple(dict.fromkeys(names))
 
     def with_traffic(self) -> list[Entry]:
         """The servers that may get requests now."""
@@ -61,7 +60,10 @@ class View:
 class _Record:
     members: Members = frozenset()
     past: Past = field(default_factory=Past)
+    models: tuple[str, ...] = ()
+    has_moved: bool = False  # its last servers are in other groups now
     empty_since_s: float | None = None
+    dead_since_s: float | None = None
 
 
 class Groups:
@@ -72,15 +74,24 @@ class Groups:
         ratio: Attention to MLP servers, or None.
         started_s: When this router began.
         settle_s: How long servers have to register again after that.
+        hold_s: How long requests wait for a group whose servers all left a moment ago.
     """
 
     def __init__(
-        self, epochs: Epochs, *, ratio: Ratio | None, started_s: float, settle_s: float
+        self,
+        epochs: Epochs,
+        *,
+        ratio: Ratio | None,
+        started_s: float,
+        settle_s: float,
+        hold_s: float,
     ) -> None:
+        self.is_settled = False  # had everybody time to register again?
         self._epochs = epochs
         self._ratio = ratio
         self._started_s = started_s
         self._settle_s = settle_s
+        self._hold_s = hold_s
         self._records: dict[str, _Record] = {}
         self.views: dict[str, View] = {}
         self.homeless: dict[str, str] = {}
@@ -98,17 +109,21 @@ class Groups:
             proof_of: What is known of an attention server's pair.
             now_s: The time.
         """
+        self.is_settled = now_s >= self._started_s + self._settle_s
         memory = Memory(
             shapes={name: view.group.shape for name, view in self.views.items()},
             group_of=self._group_of(),
             known_names=self._epochs.known_names(),
-            is_settled=now_s >= self._started_s + self._settle_s,
+            is_settled=self.is_settled,
         )
         placement = place(entries, memory, self._ratio)
+        placed = {
+            entry.server_id for group in placement.groups.values() for entry in group.servers()
+        }
         views = {}
         for name, group in placement.groups.items():
             record = self._records.setdefault(name, _Record())
-            self._count_members(group, record)
+            self._count_members(group, record, placed)
             view = self._view(group, record, proof_of, now_s)
             if not self._is_forgotten(view, record, now_s):
                 views[name] = view
@@ -138,6 +153,11 @@ class Groups:
             for record in self._records.values()
             if record.empty_since_s is not None
         ]
+        times += [
+            record.dead_since_s + self._hold_s
+            for record in self._records.values()
+            if record.dead_since_s is not None
+        ]
         return min((when for when in times if when > now_s), default=None)
 
     def of(self, server_id: str) -> View | None:
@@ -150,11 +170,12 @@ class Groups:
     def _group_of(self) -> dict[str, str]:
         return {server_id: name for name, view in self.views.items() for server_id in view.stands}
 
-    def _count_members(self, group: Group, record: _Record) -> None:
+    def _count_members(self, group: Group, record: _Record, placed: Set[str]) -> None:
         servers = group.servers()
         members = frozenset((entry.server_id, entry.boot_id) for entry in servers)
         if members == record.members:
             return
+        record.has_moved = not members and placed.issuperset(name for name, _ in record.members)
         new = [entry for entry in servers if (entry.server_id, entry.boot_id) not in record.members]
         for entry in new:
             if entry.registration.group == group.name:
@@ -193,13 +214,29 @@ class Groups:
             was_covered=record.past.was_covered or is_covered,
             was_dead=(record.past.was_dead or stand.state is GroupState.DEAD) and not is_ready,
         )
+        if stand.state is not GroupState.DEAD:
+            record.dead_since_s = None
+        elif record.dead_since_s is None:
+            record.dead_since_s = now_s
+        names = (name for entry in group.attn for name in entry.registration.models)
+        record.models = tuple(dict.fromkeys(names)) or record.models
         return View(
             group=group,
             epoch=self._epochs.of(group.name),
             stand=stand,
             stands=stands,
             drain_reason=record.past.drain_reason,
+            models=record.models,
+            may_recover=self._may_recover(stand, record, now_s),
         )
+
+    def _may_recover(self, stand: GroupStand, record: _Record, now_s: float) -> bool:
+        if stand.state is GroupState.DRAINING:
+            # Servers that drain are most often restarted; a whole group was meant to be gone.
+            return not record.past.drain_reason
+        if record.dead_since_s is not None:
+            return now_s < record.dead_since_s + self._hold_s
+        return stand.state in PASSING
 
     def _is_forgotten(self, view: View, record: _Record, now_s: float) -> bool:
         if view.stands:
@@ -208,4 +245,4 @@ class Groups:
         if record.empty_since_s is None:
             record.empty_since_s = now_s
         was_whole = record.past.was_ready or record.past.was_covered
-        return not was_whole or now_s >= record.empty_since_s + FORGET_S
+        return record.has_moved or not was_whole or now_s >= record.empty_since_s + FORGET_S

@@ -57,6 +57,7 @@ class ControlPlane:
         ratio: Attention to MLP servers, or None.
         lease_terms: Of leases.
         probe_terms: Of pair probes.
+        hold_s: How long requests may wait for a group whose servers all left a moment ago.
         num_in_flight: Requests of this router at an attention server, by server id.
     """
 
@@ -69,12 +70,15 @@ class ControlPlane:
         ratio: Ratio | None = None,
         lease_terms: LeaseTerms | None = None,
         probe_terms: ProbeTerms | None = None,
+        hold_s: float = 10.0,
         num_in_flight: Callable[[str], int] = lambda server_id: 0,
     ) -> None:
         self.registry = Registry(router_boot_id, lease_terms)
         self.probes = ProbeSchedule(probe_terms)
         settle_s = self.registry.terms.ttl_s
-        self.groups = Groups(epochs, ratio=ratio, started_s=started_s, settle_s=settle_s)
+        self.groups = Groups(
+            epochs, ratio=ratio, started_s=started_s, settle_s=settle_s, hold_s=hold_s
+        )
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._num_in_flight = num_in_flight
         self._said: dict[str, str] = {}  # of each group, what the last event said
@@ -149,7 +153,9 @@ class ControlPlane:
     def drain_group(self, name: str, reason: str, now_s: float) -> bool:
         """The same for all servers of a group."""
         is_there = self.groups.drain(name, reason)
-        self.update(now_s)
+        if is_there:
+            self._note(f"{name} {'drains: ' + reason if reason else 'drains no more'}", now_s)
+            self.update(now_s)
         return is_there
 
     def update(self, now_s: float) -> None:
@@ -215,7 +221,8 @@ class ControlPlane:
 
     def route(self, model: str | None) -> Route:
         """The servers that may get a request."""
-        return route(model, self.groups.views.values())
+        groups = self.groups
+        return route(model, groups.views.values(), is_settled=groups.is_settled)
 
     def lease_of(self, server_id: str) -> Lease | None:
         """What a server would be told now."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from sgl_router_afd.control.groups import View
-from sgl_router_afd.control.standing import GroupState
-
-# States that pass by themselves, so that a request can wait for what comes after.
-PASSING = (GroupState.WIRING, GroupState.DEGRADED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,21 +34,21 @@ class NoRoute:
 Route = Candidates | Hold | NoRoute
 
 
-def route(model: str | None, views: Iterable[View]) -> Route:
+def route(model: str | None, views: Iterable[View], *, is_settled: bool = True) -> Route:
     """Find the servers for one request.
 
     Args:
         model: As the request says; None where it says none, as `/generate` does.
         views: All groups.
+        is_settled: Whether everybody had time to register again after the router's start.
     """
-    by_model: dict[str, list[View]] = {}
-    for view in views:
-        for name in view.models():
-            by_model.setdefault(name, []).append(view)
-    if not by_model:
+    with_name = [view for view in views if view.models]
+    if not with_name:
         return Hold(reason="no attention server has joined a group yet")
-    fitting = _fitting(model, by_model)
+    fitting = _fitting(model, with_name)
     if isinstance(fitting, NoRoute):
+        if fitting.http_status == HTTPStatus.NOT_FOUND and not is_settled:
+            return Hold(reason=f"{fitting.reason} yet, and this router was started a moment ago")
         return fitting
     ready = [
         entry.server_id
@@ -64,22 +61,29 @@ def route(model: str | None, views: Iterable[View]) -> Route:
     reason = "; ".join(
         f"{view.name} is {view.stand.state}: {view.stand.reason}" for view in fitting
     )
-    if any(view.stand.state in PASSING for view in fitting):
+    if any(view.may_recover for view in fitting):
         return Hold(reason=reason)
     return NoRoute(http_status=503, reason=reason)
 
 
-def _fitting(model: str | None, by_model: dict[str, list[View]]) -> list[View] | NoRoute:
-    known = ", ".join(sorted(by_model))
+def _fitting(model: str | None, views: list[View]) -> list[View] | NoRoute:
+    # A group without any server speaks for its model only where no other does.
+    populated = [view for view in views if view.stands]
     if model is not None:
-        if model not in by_model:
-            what = f"model {model!r}" if model else "such model"
-            return NoRoute(http_status=404, reason=f"there is no {what} here; there is {known}")
-        return by_model[model]
-    everything = {view.name: view for views in by_model.values() for view in views}
-    if len({view.group.shape.fingerprint for view in everything.values()}) > 1:
+        for some in (populated, views):
+            if found := [view for view in some if model in view.models]:
+                return found
+        what = f"model {model!r}" if model else "such model"
+        reason = f"there is no {what} here; there is {_names(views)}"
+        return NoRoute(http_status=404, reason=reason)
+    if len({view.group.shape.fingerprint for view in populated or views}) > 1:
         return NoRoute(
             http_status=400,
-            reason=f"the request names no model and this router has several: {known}; name one",
+            reason="the request names no model and this router has several: "
+            f"{_names(populated or views)}; name one",
         )
-    return list(everything.values())
+    return populated or views
+
+
+def _names(views: list[View]) -> str:
+    return ", ".join(sorted({name for view in views for name in view.models}))

@@ -106,7 +106,7 @@ class Exchange:
         if refusal is not None:
             self.turn_down(refusal)
         elif target is Target.CONTROL or (
-            target is Target.MODELS and len(relay.servers.models) > 1
+            target is Target.MODELS and not relay.servers.is_one_model_served
         ):
             self._is_own = True
             self._give_to(relay.control)

@@ -73,6 +73,11 @@ class Servers:
         return self._table.models.keys()
 
     @property
+    def is_one_model_served(self) -> bool:
+        """Whether any server's list of models is the router's."""
+        return len(self._table.models) == 1 and bool(self._table.unnamed.slots)
+
+    @property
     def needs_names(self) -> bool:
         """Whether a request that names no model cannot be served."""
         return self._table.unnamed.http_status == HTTPStatus.BAD_REQUEST

@@ -197,6 +197,18 @@ def test_the_list_of_models_is_a_servers_own_while_there_is_one(
     wait_until("the control process", lambda: ask(rig.address, request).body == CONTROL_ANSWER)
 
 
+@pytest.mark.parametrize("names", [(), ("a",)])
+def test_the_list_of_models_waits_for_no_server(rig: RelayRig, names: tuple[str, ...]) -> None:
+    nobody = ModelRow(slots=(), may_wait=True, reason="wires")
+    rig.publish_as_is(table([], dict.fromkeys(names, nobody), unnamed=nobody))
+    holds = rig.total(counters.HOLDS)
+
+    request = line("GET /v1/models")
+    wait_until("the control process", lambda: ask(rig.address, request).body == CONTROL_ANSWER)
+
+    assert rig.total(counters.HOLDS) == holds
+
+
 @pytest.mark.parametrize(
     "target",
     ["/", "/workers", "/workers/attn-0", "/afd/v1/groups", "/afd/v1/servers/a/drain", "/readiness"],

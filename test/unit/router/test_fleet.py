@@ -32,7 +32,10 @@ def test_before_anybody_registers_requests_may_wait() -> None:
 def test_a_group_that_is_proved_is_in_the_table_with_its_model_and_its_loads() -> None:
     world = World()
 
-    a_group(world, "attn-0", "attn-1")
+    servers = a_group(world, "attn-0", "attn-1")
+    world.loop.advance(TTL_S - 1)
+    world.renew(servers[0], *servers[1])
+    world.loop.advance(1.0)
 
     assert world.states() == {"attn-0": "serving", "attn-1": "serving"}
     assert world.table.models["tiny"].slots == (0, 1) == world.table.unnamed.slots

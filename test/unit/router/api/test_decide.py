@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from router_api import ServedApi, serving
-from router_servers import OTHER, FakeServer, attn, mlp
+from router_servers import OTHER, TTL_S, FakeServer, attn, mlp
 
 ROUTE = "/afd/v1/route"
 
@@ -109,6 +109,8 @@ def test_a_request_without_a_model_is_400_where_there_are_several() -> None:
 def test_an_unknown_model_is_404_and_the_answer_names_those_that_there_are() -> None:
     with serving() as api:
         joined(api, 1)
+        api.now_s = TTL_S
+        api.plane.update(TTL_S)
         reply = api.ask("GET", f"{ROUTE}?model=large")
 
     assert reply.status == 404

@@ -132,6 +132,31 @@ def test_a_signed_message_may_be_60_s_off(late_s: float, status: int) -> None:
         assert "set the clocks of both hosts" in reply.error
 
 
+def test_without_a_secret_nobody_registers_with_a_router_that_others_can_reach() -> None:
+    with serving(host="0.0.0.0") as api:
+        refused = api.send(attn("attn-0").registration)
+
+    assert refused.status == 403
+    assert "--afd-secret-file" in refused.error and "--attn and --mlp" in refused.error
+    assert api.plane.registry.get("attn-0") is None
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_without_a_secret_servers_register_with_a_router_on_loopback(host: str) -> None:
+    with serving(host=host) as api:
+        taken = api.send(attn("attn-0").registration)
+
+    assert taken.status == 200
+
+
+def test_with_a_secret_the_routers_address_does_not_matter() -> None:
+    with serving(host="0.0.0.0", secret=SECRET) as api:
+        body = encode(now(attn("attn-0")).registration)
+        taken = api.ask("POST", "/afd/v1/servers", body, headers=signed(body))
+
+    assert taken.status == 200
+
+
 def test_without_a_secret_clocks_do_not_matter() -> None:
     with serving() as api:
         reply = api.send(now(mlp("mlp-0"), 5.0).registration)

@@ -23,6 +23,9 @@ from sgl_router_afd.control.standing import GroupState
 from sglang_afd.protocol.registration import Condition, PeerLoss
 
 
+HOLD_S = 10.0  # as a control plane has it unless told otherwise
+
+
 def state(plane: ControlPlane, name: str = "group-1") -> tuple[GroupState, str]:
     stand = plane.groups.views[name].stand
     return stand.state, stand.reason
@@ -184,6 +187,7 @@ def test_a_request_goes_to_the_groups_of_its_model() -> None:
 
     assert traffic(plane, "tiny") == ("attn-0",)
     assert traffic(plane, "large") == ("attn-1",)
+    plane.update(TTL_S)
     assert plane.route("huge") == NoRoute(
         http_status=404, reason="there is no model 'huge' here; there is big, large, tiny"
     )
@@ -210,6 +214,76 @@ def test_servers_of_one_group_may_say_different_names_of_its_model() -> None:
 
 def test_while_nobody_is_there_requests_can_wait() -> None:
     assert isinstance(a_plane().route("tiny"), Hold)
+
+
+def test_a_name_that_nobody_has_can_wait_while_servers_may_still_register_again() -> None:
+    plane, _, _ = ready_group()
+
+    early = plane.route("huge")
+    plane.update(TTL_S)
+    late = plane.route("huge")
+
+    assert isinstance(early, Hold) and "started a moment ago" in early.reason
+    assert isinstance(late, NoRoute) and late.http_status == 404
+
+
+def test_requests_wait_for_a_group_while_one_of_its_servers_is_restarted() -> None:
+    plane, expert, [server] = ready_group()
+    expert.says(is_draining=True).renew(plane, 1.0)
+    draining = plane.route("tiny")
+    plane.leave(expert.leaving(), 2.0)
+    away = state(plane)[0], plane.route("tiny")
+    back = expert.restarted("mlp-0.boot-2")
+    back.register(plane, 3.0)
+    wiring = plane.route("tiny")
+    server.attach(back).renew(plane, 4.0)
+    pass_probes(plane, 4.0)
+
+    assert traffic(plane) == ("attn-0",)
+    assert away[0] is GroupState.DEAD
+    assert [type(one) for one in (draining, away[1], wiring)] == [Hold, Hold, Hold]
+
+
+@pytest.mark.parametrize("role", ["attn", "mlp"])
+def test_requests_for_a_dead_group_wait_for_so_long_and_are_never_of_an_unknown_model(
+    role: str,
+) -> None:
+    plane, expert, [server] = ready_group()
+    leaving, staying = (server, expert) if role == "attn" else (expert, server)
+    plane.leave(leaving.leaving(), 1.0)
+
+    early = plane.route("tiny")
+    staying.renew(plane, 6.0)
+    plane.update(1.0 + HOLD_S)
+    late = plane.route("tiny")
+
+    assert isinstance(early, Hold)
+    assert isinstance(late, NoRoute) and late.http_status == 503
+    assert f"all its {'attention' if role == 'attn' else 'MLP'} servers are gone" in late.reason
+
+
+def test_requests_do_not_wait_for_a_group_that_an_operator_drains() -> None:
+    plane, _, _ = ready_group()
+
+    plane.drain_group("group-1", "maintenance", 1.0)
+
+    assert plane.route("tiny") == NoRoute(
+        http_status=503, reason="group-1 is draining: maintenance"
+    )
+
+
+def test_a_group_without_any_server_speaks_for_its_model_only_where_no_other_does() -> None:
+    plane, expert, [server] = ready_group()
+    plane.leave(server.leaving(), 1.0)
+    plane.leave(expert.leaving(), 1.0)
+    alone = plane.route(None)
+    other = mlp("mlp-1", fingerprint=OTHER)
+    register_all(plane, 2.0, other, attn("attn-1", fingerprint=OTHER).attach(other))
+    pass_probes(plane, 2.0)
+
+    assert isinstance(alone, Hold)
+    assert plane.groups.views["group-1"].stand.state is GroupState.DEAD
+    assert traffic(plane, None) == traffic(plane, "tiny") == ("attn-1",)
 
 
 def test_without_a_ratio_groups_are_kept_even() -> None:
@@ -481,6 +555,9 @@ def test_a_group_can_be_drained_and_taken_back() -> None:
 
     assert drained == ((GroupState.DRAINING, "maintenance"), (), True)
     assert traffic(plane) == ("attn-0",)
+    said = [event.text for event in plane.events]
+    assert "group-1 drains: maintenance" in said and "group-1 drains no more" in said
+    assert not plane.drain_group("group-7", "maintenance", 3.0)
 
 
 def test_servers_with_addresses_of_mlp_servers_that_are_not_registered_serve_all_the_same() -> None:
@@ -505,6 +582,20 @@ def test_they_join_the_group_of_their_mlp_servers_once_those_register() -> None:
     expert.register(plane, 1.0)
 
     assert list(members(plane).values()) == [{"attn-0", "mlp-0"}]
+
+
+def test_a_group_whose_servers_are_all_in_another_one_is_not_shown_as_dead() -> None:
+    plane = a_plane()
+    expert = mlp("mlp-0")
+    server = attn("attn-0", peer_urls=(expert.registration.url,)).attach(expert)
+    server.register(plane, 0.0)
+    pass_probes(plane, 0.0)
+    alone = traffic(plane)
+
+    expert.register(plane, 1.0)
+
+    assert alone == traffic(plane) == ("attn-0",)
+    assert [view.stand.state for view in plane.groups.views.values()] == [GroupState.READY]
 
 
 def test_what_happened_is_told_as_events() -> None:
@@ -553,7 +644,7 @@ def test_what_time_alone_changes_next_is_known() -> None:
         plane.update(now_s)
 
     settled, late, gone = TTL_S, 5.0 + TTL_S, 5.0 + GONE_S
-    assert moments == [settled, late, gone, 600.0, gone + 600.0]
+    assert moments == [settled, late, gone, gone + HOLD_S, 600.0, gone + 600.0]
     assert members(plane) == {}
 
 
