@@ -29,7 +29,7 @@ _ASK_US = RoundOptions().min_park_s / US / 2
 class Kind(IntEnum):
     """What happens at a time."""
 
-    ARRIVE, DONE, FOLLOW, START, FAIL, NOTICE, RETURN = range(7)
+    ARRIVE, DONE, FOLLOW, START, FAIL, NOTICE, RETURN, IDLE = range(8)
 
 
 @dataclass(slots=True)
@@ -53,7 +53,6 @@ class GroupOptions:
     # short cuts give the same times and are several times faster; a test compares them.
     is_literal: bool = False
     span: Span | None = None
-    until_us: float = math.inf
     notice_us: float = 0.0  # see Disturbance
 
 
@@ -78,7 +77,8 @@ class Group:
     _wake_us: float = math.inf
     _ask_us: float = 0.0
     _awaited: set[tuple[Any, int, int]] = field(default_factory=set)
-    _epoch: int = 0
+    _epoch: int = 0  # of the MLP side; what was sent in an earlier one is void
+    _attachments: int = 0
     _epochs: dict[Any, int] = field(default_factory=dict)
     _is_down: bool = False
     _remaining: set[int] = field(default_factory=set)
@@ -111,19 +111,24 @@ class Group:
             self._push(start_us, Kind.START, (server, server.incarnation))
         for number, failure in self.failures:
             self._push(failure.at_us, Kind.FAIL, (number, failure))
-        while self._remaining:
-            next_us = self._heap[0][0] if self._heap else math.inf
-            if min(next_us, self._wake_us) > self.options.until_us:
-                break
-            self.num_events += 1
-            if self._wake_us < next_us:
-                self.now_us, self._wake_us = self._wake_us, math.inf
-            else:
-                self.now_us, _, kind, what = heapq.heappop(self._heap)
-                if not self._happens(kind, what):
-                    continue
-            if self._running is None and not self._is_down:
+        while self._remaining and self._next_us < math.inf:
+            self.now_us = self._next_us
+            must_ask = self._wake_us <= self.now_us
+            while self._heap and self._heap[0][0] <= self.now_us:
+                _, _, kind, what = heapq.heappop(self._heap)
+                self.num_events += 1
+                must_ask |= self._happens(kind, what)
+            if must_ask and self._running is None and not self._is_down:
                 self._go()
+
+    @property
+    def _next_us(self) -> float:
+        return min(self._heap[0][0], self._wake_us) if self._heap else self._wake_us
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it ended since nothing can happen any more."""
+        return bool(self._remaining)
 
     def busy_shares(self) -> list[float]:
         """Of each rank, since all servers were warm."""
@@ -154,6 +159,8 @@ class Group:
                 self._fail(*what)
             case Kind.NOTICE:
                 self._notice(*what)
+            case Kind.IDLE:
+                self.source.withdrawn(what.number, self.now_us * US, what.step + 1)
             case Kind.RETURN:
                 self._return(*what)
         return True
@@ -161,7 +168,8 @@ class Group:
     # Attention servers
 
     def _attach(self, server: Server) -> None:
-        self._epochs[server.number] = epoch = len(self._epochs) + 1000 * self._epoch + 1
+        self._attachments += 1
+        self._epochs[server.number] = epoch = self._attachments
         self.source.peer_attached(server.number, epoch, self.now_us * US)
         self.ranks.attached(server.number, epoch, self.now_us)
 
@@ -173,7 +181,7 @@ class Group:
             self.source.withdrawn(server.number, self.now_us * US, server.step + 1)
             return
         assert server.plan is not None, "a step was begun"
-        if not self._is_down:
+        if not self._is_down and not server.plan.goes_idle:
             intent = Intent(
                 peer=server.number,
                 step=server.step + 1,
@@ -195,6 +203,8 @@ class Group:
                 self.busy_from_us = self.now_us
                 self._busy_before_us = list(self.ranks.busy_us)
         assert server.plan is not None, "a step was begun"
+        if server.plan.goes_idle:
+            self._push(end_us, Kind.IDLE, server)
         what = (server, server.incarnation)
         self._push(end_us + server.plan.outside_us, Kind.START, what)
 
@@ -203,8 +213,10 @@ class Group:
         assert plan is not None, "a step was begun"
         member = server.member(op)
         stamp = (self._epoch, server.incarnation)
-        for rank in range(len(plan.out_us) if self.options.is_literal else 1):
-            at_us = leaves_us + plan.out_us[rank][op]
+        out_us = plan.out_us[op]
+        self._push(leaves_us + out_us[0], Kind.ARRIVE, (0, server, member, stamp))
+        for rank in range(1, self.options.num_ranks if self.options.is_literal else 1):
+            at_us = leaves_us + out_us[min(rank, len(out_us) - 1)]
             self._push(at_us, Kind.ARRIVE, (rank, server, member, stamp))
 
     def _arrive(self, rank: int, server: Server, member: Member, stamp: tuple[int, int]) -> bool:
@@ -249,21 +261,21 @@ class Group:
 
     def _run(self, unit: Unit) -> None:
         arrived_us = [self._server(m).arrived_us(m.micro_batch_id) for m in unit.members]
-        self._running = Running(unit, self.now_us, max(arrived_us), arrived_us)
-        for at_us, rank in self.ranks.ordered(unit, self._epochs, self._rows_at, self.now_us):
+        now_us = self.now_us
+        self._running = Running(unit, now_us, max(arrived_us), arrived_us)
+        for at_us, rank in self.ranks.ordered(unit, self._epochs, self._rows_at, now_us):
             self._push(at_us, Kind.FOLLOW, (rank, self._epoch))
         self._push(self.ranks.leader_ends_us, Kind.DONE, (unit, self._epoch))
         self._show(unit, self.now_us, self.ranks.leader_ends_us)
 
-    def _rows_at(self, member: Member, rank: int) -> float:
-        """When a rank has the rows of a member."""
-        server = self._server(member)
-        if not server.waits_for(member):
-            return 0.0
-        plan = server.plan
-        assert plan is not None, "a step was begun"
-        op = member.layer_id * len(plan.rows) + member.micro_batch_id
-        return server.sent_us(member.micro_batch_id) + plan.out_us[rank][op]
+    def _rows_at(self, unit: Unit) -> list[list[float]]:
+        """When the ranks have the rows of each member; of a server that is lost nobody waits."""
+        rows_at_us = []
+        for member in unit.members:
+            server = self._server(member)
+            if server.waits_for(member):
+                rows_at_us.append(server.rows_at_us(member.micro_batch_id))
+        return rows_at_us
 
     def _done(self, what: tuple[Unit, int]) -> None:
         unit, epoch = what
@@ -288,17 +300,13 @@ class Group:
     def _reply(self) -> None:
         for member, running, arrived_us, ends_us in self.ranks.take_answered():
             server = self._server(member)
-            if not server.waits_for(member):
-                continue
-            plan = server.plan
-            assert plan is not None, "a step was begun"
-            op = member.layer_id * len(plan.rows) + member.micro_batch_id
-            reply_us = max(end_us + plan.back_us[rank][op] for rank, end_us in enumerate(ends_us))
-            service = Service(
-                arrived_us, running.last_arrived_us, running.start_us, max(ends_us), reply_us
-            )
-            server.replied(member, service)
-            self._advance(server)
+            if server.waits_for(member):
+                service = Service(
+                    0.0,
+                    arrived_us, running.last_arrived_us, running.start_us, max(ends_us)
+                )
+                server.replied(member.micro_batch_id, service, ends_us)
+                self._advance(server)
 
     def _server(self, member: Member) -> Server:
         return self.servers[member.peer]  # type: ignore[call-overload, no-any-return]

@@ -21,12 +21,15 @@ class StepPlan:
     rows: Sequence[int]  # of each micro-batch
     tokens: float  # that the step yields
     attn_us: Sequence[float]  # by op, until its rows are handed over
-    out_us: Sequence[Sequence[float]]  # by MLP rank and op: from there to the rank
-    back_us: Sequence[Sequence[float]]  # by MLP rank and op: the reply on its way
+    # By op and MLP rank: rows, and the reply, on their way. One number instead of one for each rank
+    # is for all of them.
+    out_us: Sequence[Sequence[float]]
+    back_us: Sequence[Sequence[float]]
     outside_us: float  # from the last result to the begin of the next step
     send_us: Sequence[float] = ()  # by op: the thread is busy while rows leave; empty: not at all
     combine_us: Sequence[float] = ()  # by op: the thread adds partial sums; empty: not at all
     next_is_prefill: bool = False
+    goes_idle: bool = False  # after it the server has no request and says so
 
     @property
     def num_micro_batches(self) -> int:

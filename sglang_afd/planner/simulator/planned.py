@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -127,7 +128,7 @@ class _Quiet:
     """Lists that every step without noise shares."""
 
     attn_us: list[float]
-    way_us: list[list[float]]
+    way_us: list[tuple[float, ...]]
 
 
 class PlannedServer:
@@ -158,8 +159,7 @@ class PlannedServer:
     def _make_quiet(self) -> _Quiet:
         stages = self._table.prediction.stages
         num_ops = self._num_layers * self._parts
-        way_us = [stages.exchange_us] * num_ops
-        return _Quiet([stages.attn_us] * num_ops, [way_us] * self._num_ranks)
+        return _Quiet([stages.attn_us] * num_ops, [(stages.exchange_us,)] * num_ops)
 
     @property
     def _num_layers(self) -> int:
@@ -199,11 +199,13 @@ class PlannedServer:
     def _stall(self, attn_us: Floats) -> None:
         disturbance = self._disturbance
         if disturbance.stall_per_step and self._rng.uniform() < disturbance.stall_per_step:
-            attn_us[self._rng.integers(attn_us.size)] += self._rng.uniform(*disturbance.stall_us)
+            shortest_us, longest_us = disturbance.stall_us
+            attn_us[self._rng.integers(attn_us.size)] += self._rng.uniform(shortest_us, longest_us)
 
     def _prefill(self) -> StepPlan:
         table = self._table
-        num_tokens = int(self._rng.integers(*self._disturbance.prefill_tokens, endpoint=True))
+        fewest, most = self._disturbance.prefill_tokens
+        num_tokens = int(self._rng.integers(fewest, most, endpoint=True))
         rows = [part.num_rows for part in split([num_tokens], self._parts)]
         attn_us = np.tile(
             [table.prefill_attn_us(num_tokens, each) for each in rows], self._num_layers
@@ -224,15 +226,15 @@ class PlannedServer:
         noise = self._noise(self._disturbance.gap_jitter, 1)
         return self._table.prediction.outside_layers_us * float(noise[0])
 
-    def _way_us(self, mean_us: float, num_ops: int) -> list[list[float]]:
+    def _way_us(self, mean_us: float, num_ops: int) -> Sequence[Sequence[float]]:
         jitter = self._disturbance.exchange_jitter
         if not jitter:
             is_usual = mean_us == self._table.prediction.stages.exchange_us
             if is_usual and num_ops == len(self._quiet.attn_us):
                 return self._quiet.way_us
-            return [[mean_us] * num_ops] * self._num_ranks
+            return [(mean_us,)] * num_ops
         noise = self._noise(jitter, self._num_ranks * num_ops) * mean_us
-        ways: list[list[float]] = noise.reshape(self._num_ranks, num_ops).tolist()
+        ways: list[list[float]] = noise.reshape(num_ops, self._num_ranks).tolist()
         return ways
 
     def _noise(self, share: float, size: int) -> Floats:

@@ -12,7 +12,7 @@ from sglang_afd.rounds.orders import order_of
 from sglang_afd.rounds.units import Member, Unit
 
 US = 1e-6
-RowsAt = Callable[[Member, int], float]
+RowsAt = Callable[[Unit], list[list[float]]]  # by member and rank, or one for all ranks
 Answered = tuple[Member, Any, float, list[float]]  # member, how rank 0 ran it, arrival, ends
 
 
@@ -51,12 +51,16 @@ class FollowingRanks:
         self, unit: Unit, epochs: Mapping[Any, int], rows_at: RowsAt, now_us: float
     ) -> list[tuple[float, int]]:
         """Rank 0 begins a unit now; when which rank is to be looked at."""
-        for rank in range(len(self._free_us)):
-            start_us = max(now_us, self._free_us[rank])
-            if rank:
-                start_us = max(start_us, *(rows_at(member, rank) for member in unit.members))
+        num_ranks = len(self._free_us)
+        starts_us = [now_us] * num_ranks
+        # Where all ways are equally long, rows that rank 0 has are everywhere.
+        apart = [rows for rows in rows_at(unit) if len(rows) > 1] if num_ranks > 1 else []
+        if apart:
+            starts_us = [max(now_us, last_us) for last_us in map(max, *apart, apart[0])]
+            starts_us[0] = now_us
+        for rank, start_us in enumerate(starts_us):
             took_us = self._costs.unit_us(rank, unit)
-            self._free_us[rank] = start_us + took_us
+            self._free_us[rank] = max(start_us, self._free_us[rank]) + took_us
             self.busy_us[rank] += took_us
         return []
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import add
 
 from sglang_afd.planner.simulator.accounts import Account
 from sglang_afd.planner.simulator.plan import ServerCosts, StepPlan
@@ -17,11 +18,12 @@ Emit = Callable[["Server", int, float], None]  # op, when its rows leave
 class Service:
     """What became of one exchange; for the accounts."""
 
+    sent_us: float
     arrived_us: float
     last_arrived_us: float  # of all members of its unit
     start_us: float
     end_us: float
-    reply_us: float
+    reply_us: float = 0.0
 
 
 @dataclass(slots=True)
@@ -34,11 +36,13 @@ class Counts:
     resent: int = 0  # of those, again, since MLP servers were away
 
 
-@dataclass(slots=True)
-class StepEnd:
-    """A decode step that ended."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One that ended."""
 
-    end_us: float
+    is_prefill: bool
+    began_us: float
+    ended_us: float
     tokens: float
 
 
@@ -58,8 +62,7 @@ class Server:
     began_us: float = 0.0
     next_op: int = 0
     num_ended: int = 0  # decode steps
-    ends: list[StepEnd] = field(default_factory=list)
-    prefills_us: list[float] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     account: Account = field(init=False)
     intervals: list[Interval] = field(default_factory=list)
@@ -90,7 +93,7 @@ class Server:
         self.step += 1
         self.began_us = self.free_us = now_us
         self.next_op = 0
-        first = Service(now_us, now_us, now_us, now_us, now_us)
+        first = Service(now_us, now_us, now_us, now_us, now_us, now_us)
         self._replies = [first] * plan.num_micro_batches
         self._step_account.sums["outside"] += now_us - self._ended_us
         return True
@@ -152,9 +155,11 @@ class Server:
         sent = self._sent.get(member.micro_batch_id)
         return sent is not None and sent[0] // len(plan.rows) == member.layer_id
 
-    def sent_us(self, part: int) -> float:
-        """When the rows of this micro-batch left."""
-        return self._sent[part][1]
+    def rows_at_us(self, part: int) -> list[float]:
+        """When each rank has the rows of this micro-batch; one number is for all."""
+        assert self.plan is not None, "no step was begun"
+        op, left_us = self._sent[part]
+        return [left_us + out_us for out_us in self.plan.out_us[op]]
 
     def arrived(self, part: int, now_us: float) -> None:
         """Rank 0 has the rows."""
@@ -164,11 +169,22 @@ class Server:
         """When rank 0 had the rows."""
         return self._arrived[part]
 
-    def replied(self, member: Member, service: Service) -> None:
-        """The result of an exchange is known, and when it will be here."""
-        part = member.micro_batch_id
-        assert self._replies[part] is None, f"{member} is answered twice"
-        del self._sent[part]
+    def replied(self, part: int, service: Service, ends_us: Sequence[float]) -> None:
+        """Each rank has run this micro-batch; its result will be here as soon as all replies are.
+
+        Args:
+            part: Micro-batch.
+            service: What became of the exchange; the reply's time is filled in.
+            ends_us: When each rank had run it.
+        """
+        assert self._replies[part] is None, f"micro-batch {part} is answered twice"
+        assert self.plan is not None, "no step was begun"
+        op, service.sent_us = self._sent.pop(part)
+        back_us = self.plan.back_us[op]
+        if len(back_us) == 1:
+            service.reply_us = service.end_us + back_us[0]
+        else:
+            service.reply_us = max(map(add, ends_us, back_us))
         self._replies[part] = service
         self.counts.answered += 1
 
@@ -192,6 +208,11 @@ class Server:
         self._step_account.sums["failure"] += now_us - self._lost_us
         self._ended_us = now_us
 
+    def stand_still(self, until_us: float) -> None:
+        """MLP servers never came back: from its last step on, all time is lost."""
+        if self.is_alive and self.num_ended >= self.warm_steps:
+            self.account.sums["failure"] += max(until_us - self._ended_us, 0.0)
+
     # The thread
 
     def _take(self, plan: StepPlan, reply: Service, op: int) -> float:
@@ -207,45 +228,48 @@ class Server:
         return self.free_us
 
     def _book(self, service: Service, layer: int) -> None:
+        """Shorten any phase of an exchange and its wait is as much shorter: each has its share."""
         account, is_first = self._step_account, layer == 0
         sums = account.last if layer == self.num_layers - 1 else account.sums
-        at_us = self.free_us
+        waited_us = service.reply_us - self.free_us
+        sent_us = service.sent_us
         if self.downs:
-            at_us = self._book_downs(sums, at_us, service.arrived_us)
-        for name, until_us in (
-            ("exchange", service.arrived_us),
-            ("round" if is_first else "barrier", service.last_arrived_us),
-            ("round" if is_first else "queue", service.start_us),
-            ("experts", service.end_us),
-            ("exchange", service.reply_us),
-        ):
-            if until_us > at_us:
-                sums[name] += until_us - at_us
-                at_us = until_us
+            waited_us, sent_us = self._book_downs(sums, service, waited_us)
+        share = waited_us / max(service.reply_us - sent_us, 1e-9)
+        on_the_way_us = service.arrived_us - sent_us + service.reply_us - service.end_us
+        barrier_us = service.last_arrived_us - service.arrived_us
+        sums["exchange"] += share * on_the_way_us
+        sums["round" if is_first else "barrier"] += share * barrier_us
+        queue_us = service.start_us - service.last_arrived_us
+        sums["round" if is_first else "queue"] += share * queue_us
+        sums["experts"] += share * (service.end_us - service.start_us)
 
-    def _book_downs(self, sums: dict[str, float], at_us: float, until_us: float) -> float:
+    def _book_downs(
+        self, sums: dict[str, float], service: Service, waited_us: float
+    ) -> tuple[float, float]:
+        """Time in which MLP servers were away, and the rest: wait, and when rows left again."""
+        sent_us = service.sent_us
         for down_us, up_us in self.downs:
-            if at_us < up_us <= until_us:
-                begin_us = max(at_us, down_us)
-                sums["exchange"] += begin_us - at_us
-                sums["failure"] += up_us - begin_us
-                at_us = up_us
-        return at_us
+            if sent_us < up_us <= service.arrived_us and self.free_us < up_us:
+                lost_us = up_us - max(self.free_us, down_us)
+                sums["failure"] += lost_us
+                waited_us -= lost_us
+                sent_us = up_us
+        return waited_us, sent_us
 
     def _end(self, plan: StepPlan) -> float:
         end_us, account = self.free_us, self._step_account
         self._ended_us = end_us
+        self.steps.append(Step(plan.is_prefill, self.began_us, end_us, plan.tokens))
         if plan.is_prefill:
             took_us = account.total_us
             account.clear()
             account.sums["prefill"] += took_us
-            self.prefills_us.append(end_us - self.began_us)
             return end_us
         self.num_ended += 1
         if self.num_ended > self.warm_steps:
             self.account.add(account)
         account.clear()
-        self.ends.append(StepEnd(end_us, plan.tokens))
         return end_us
 
     def _show(self, plan: StepPlan, op: int, start_us: float, end_us: float) -> None:

@@ -16,7 +16,7 @@ from sglang_afd.planner.simulator.disturbance import QUIET, Disturbance, Failure
 from sglang_afd.planner.simulator.group import Group, GroupOptions
 from sglang_afd.planner.simulator.planned import PlannedRanks, PlannedServer, StageTable
 from sglang_afd.planner.simulator.result import Simulated, times_of
-from sglang_afd.planner.simulator.server import Counts, Server
+from sglang_afd.planner.simulator.server import Counts, Server, Step
 from sglang_afd.planner.simulator.timeline import Span
 from sglang_afd.rounds.arrival import ArrivalQueue
 from sglang_afd.rounds.rounds import Rounds
@@ -140,7 +140,11 @@ def summarize(
 ) -> Simulated:
     """One result of all groups."""
     servers = [server for group in groups for server in group.servers]
-    ends_us = [group.now_us for group in groups]
+    end_us = max(group.now_us for group in groups)
+    for group in groups:
+        if group.is_stuck:
+            for server in group.servers:
+                server.stand_still(end_us)
     steps_us = [_steps_us(server, warm_steps) for server in servers]
     account = Account(servers[0].num_layers)
     for server in servers:
@@ -148,12 +152,21 @@ def summarize(
     shares = account.shares()
     busy = [share for group in groups for share in group.busy_shares()]
     counters = [group.counters for group in groups]
-    rates = [_rate(server, warm_steps, max(ends_us)) for server in servers]
+    rates = [
+        _rate(server, warm_steps, end_us, is_stuck=group.is_stuck)
+        for group in groups
+        for server in group.servers
+    ]
     everything = [each for group in steps_us for each in group]
     step = times_of(everything)
     return Simulated(
         step=step,
-        prefill=times_of([us for server in servers for us in server.prefills_us]),
+        prefill=times_of([
+                step.ended_us - step.began_us
+                for server in servers
+                for step in server.steps
+                if step.is_prefill
+            ]),
         tokens_per_s_per_gpu=sum(rates) * 1e6 / num_gpus,
         tpot_us=step.mean_us / accepted_tokens,
         attn_busy=shares.attention,
@@ -175,25 +188,33 @@ def summarize(
         intervals=tuple(
             interval
             for group in groups
-            for each in (*group.servers, group)
-            for interval in each.intervals
+            for intervals in (*(server.intervals for server in group.servers), group.intervals)
+            for interval in intervals
         ),
         steps_us=tuple(tuple(each) for each in steps_us),
     )
 
 
+def _ends(server: Server, warm_steps: int) -> list[Step]:
+    """Decode steps from the last one that warms up."""
+    decode = [step for step in server.steps if not step.is_prefill]
+    return decode[max(warm_steps - 1, 0) :]
+
+
 def _steps_us(server: Server, warm_steps: int) -> list[float]:
-    ends = [end.end_us for end in server.ends[max(warm_steps - 1, 0) :]]
-    return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    ends = _ends(server, warm_steps)
+    return [
+        after.ended_us - before.ended_us for before, after in zip(ends, ends[1:], strict=False)
+    ]
 
 
-def _rate(server: Server, warm_steps: int, end_us: float) -> float:
+def _rate(server: Server, warm_steps: int, end_us: float, *, is_stuck: bool) -> float:
     """Tokens per us between the end of the steps that warm up and the last end.
 
-    A server that was lost for ever has its share of the time until the simulation's end.
+    A server that does nothing any more has its share of the time until the simulation's end.
     """
-    ends = server.ends[max(warm_steps - 1, 0) :]
+    ends = _ends(server, warm_steps)
     if len(ends) < 2:
         return 0.0
-    last_us = ends[-1].end_us if server.is_alive else end_us
-    return sum(end.tokens for end in ends[1:]) / (last_us - ends[0].end_us)
+    last_us = ends[-1].ended_us if server.is_alive and not is_stuck else end_us
+    return sum(end.tokens for end in ends[1:]) / (last_us - ends[0].ended_us)
