@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     site = Site(scenario=inputs.scenario)
     answered = answer(inputs.fitted, site, space, model_noise=inputs.model_noise)
     shown = contents(site, space, answered)
-    about = [" ".join(line.split()) for line in text.inputs_lines(inputs)]
+    about = text.inputs_sentences(inputs)
     if shown is None:
         missing = "colocated" if answered.found.colocated.best is None else "disaggregated"
         raise ConfigError(

@@ -19,6 +19,16 @@ _NAME = 26
 
 def inputs_lines(inputs: Inputs) -> list[str]:
     """What was read, and from where."""
+    first, *rest = inputs_sentences(inputs)
+    lines = [first]
+    for sentence in rest:
+        name, _, words = sentence.partition(": ")
+        lines += wrapped(name, words)
+    return lines
+
+
+def inputs_sentences(inputs: Inputs) -> list[str]:
+    """The same, one thing a line, however long."""
     scenario, workload = inputs.scenario, inputs.scenario.workload
     context = f"{workload.context_tokens:.0f} tokens of context"
     if workload.context_std_tokens:
@@ -30,13 +40,11 @@ def inputs_lines(inputs: Inputs) -> list[str]:
         )
     if workload.max_tpot_us is not None:
         context += f", at most {workload.max_tpot_us / 1000:g} ms a token"
-    lines = [f"{scenario.shape.name} on {scenario.gpu.name}, {context}"]
-    lines += wrapped("constants", inputs.source.label)
+    sentences = [f"{scenario.shape.name} on {scenario.gpu.name}, {context}"]
+    sentences.append(f"constants: {inputs.source.label}")
     if inputs.model_noise and inputs.source.kind != "roofline":
-        lines += wrapped("", "they were measured on another model or GPU: 5 % more uncertainty")
-    for note in inputs.source.notes:
-        lines += wrapped("note", note)
-    return lines
+        sentences.append("note: they are of another model or GPU: 5 % more uncertainty")
+    return [*sentences, *(f"note: {note}" for note in inputs.source.notes)]
 
 
 def wrapped(name: str, text: str) -> list[str]:

@@ -62,8 +62,8 @@ def _over_ratio(
         y_name=name,
     )
     chart.axes(nice_ticks(0, widest), nice_ticks(0, highest))
-    for y, label in levels:
-        chart.level(y, label)
+    for index, (y, label) in enumerate(levels):
+        chart.level(y, label, at_left=index > 0)
     for index, line in enumerate(shown.lines):
         series = [(x, y) for of, x, y in points if of is line]
         chart.line(series, f"series{index}")

@@ -75,10 +75,13 @@ class Chart:
             f'<circle class="dot {kind}" cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="4.5"/>'
         )
 
-    def level(self, y: float, label: str) -> None:
+    def level(self, y: float, label: str, *, at_left: bool = False) -> None:
         """A dashed line over the whole width, with its name."""
         self._segment("level", LEFT, self.y(y), WIDTH - RIGHT, self.y(y))
-        self.text(WIDTH - RIGHT - 2, self.y(y) - 4, label, "note end")
+        if at_left:
+            self.text(LEFT + 3, self.y(y) - 4, label, "note")
+        else:
+            self.text(WIDTH - RIGHT - 2, self.y(y) - 4, label, "note end")
 
     def bar(self, x: tuple[float, float], y: tuple[float, float], kind: str, tip: str = "") -> None:
         """A rectangle."""
