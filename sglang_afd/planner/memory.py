@@ -54,7 +54,7 @@ class MemoryPlan:
             taken = role.weight_bytes + role.buffer_bytes
             if not role.weights_fit:
                 raise ConfigError(
-                    f"deployment {deployment.label}: a {role.role} GPU has "
+                    f"deployment {deployment.label}: each {role.role} GPU has "
                     f"{role.usable_bytes / GIB:.1f} GiB, and weights and buffers need "
                     f"{taken / GIB:.1f} GiB there before any cache; raise the expert parallelism"
                 )
@@ -63,7 +63,7 @@ class MemoryPlan:
                 largest = int(role.kv_capacity_tokens / per_request)
                 raise ConfigError(
                     f"deployment {deployment.label}: the cache of {deployment.batch_per_attn_gpu} "
-                    f"requests needs {role.kv_needed_tokens:.0f} tokens on a {role.role} GPU, "
+                    f"requests needs {role.kv_needed_tokens:.0f} tokens on each {role.role} GPU, "
                     f"which has room for {role.kv_capacity_tokens}; lower the batch to {largest}"
                 )
 

@@ -242,7 +242,7 @@ def _nothing_fits(site: Site, space: Space, found: Found) -> str:
         f"search: {name} does not fit on up to {gpus} {scenario.gpu.name}: at the widest expert "
         f"parallelism a colocated GPU needs {need:.0f} GB for weights and {request:.1f} GB for the "
         f"cache of one request, and has {scenario.gpu.memory_bytes / 1e9:.0f} GB. Allow more GPUs "
-        "(--max-gpus), or larger ones"
+        "(--max-gpus) or larger ones, or shorten the context"
     )
 
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 
 from sglang_afd.planner.answer import Answered
 from sglang_afd.planner.deployment import Deployment, Mode
-from sglang_afd.planner.predict import Prediction
+from sglang_afd.planner.predict import Prediction, Scenario
 from sglang_afd.planner.search import Space, best_batch
+from sglang_afd.planner.simulator.simulation import Options, simulate
+from sglang_afd.planner.simulator.timeline import Span
 from sglang_afd.planner.site import Site
 from sglang_afd.planner.speedup import SpeedUp, speed_up
 
@@ -55,7 +57,7 @@ def contents(site: Site, space: Space, answered: Answered) -> Contents | None:
         answered=answered,
         result=speed_up(site.scenario, base.deployment, best.deployment),
         lines=_lines(site, space, best.deployment),
-        timeline=timeline(best),
+        timeline=timeline(site.scenario, best.deployment),
     )
 
 
@@ -78,32 +80,24 @@ def _line(site: Site, space: Space, like: Deployment) -> RatioLine:
     )
 
 
-def timeline(prediction: Prediction) -> tuple[Busy, ...]:
-    """The first layers of a step: each stage takes the micro-batches in turn.
-
-    A layer of a micro-batch begins when its own result is back and the stage is free.
-    """
-    deployment, stages = prediction.deployment, prediction.stages
+def timeline(scenario: Scenario, deployment: Deployment) -> tuple[Busy, ...]:
+    """The first layers of a step of one attention server and one MLP rank, as simulated."""
     assert deployment.mode is not Mode.COLOCATED, "a colocated step has one stage"
-    count = deployment.micro_batches
-    back = [0.0] * count
-    attn_free = mlp_free = 0.0
-    result = []
-    for layer in range(_LAYERS_OF_A_TIMELINE):
-        for index in range(count):
-            start = max(attn_free, back[index])
-            attn_free = start + stages.attn_us
-            arrived = max(attn_free + stages.exchange_us, mlp_free)
-            mlp_free = arrived + stages.mlp_us
-            back[index] = mlp_free + stages.exchange_us
-            for is_attention, begin, end in ((True, start, attn_free), (False, arrived, mlp_free)):
-                result.append(
-                    Busy(
-                        is_attention=is_attention,
-                        micro_batch=index,
-                        layer=layer,
-                        start_us=begin,
-                        stop_us=end,
-                    )
-                )
-    return tuple(result)
+    options = Options(num_steps=1, warm_steps=1, span=Span(first_step=1))
+    shown = {"attn 0": True, "mlp 0": False}
+    intervals = [
+        item
+        for item in simulate(scenario, deployment, options=options).intervals
+        if item.server in shown and item.layer < _LAYERS_OF_A_TIMELINE
+    ]
+    began_us = min(item.start_us for item in intervals)
+    return tuple(
+        Busy(
+            is_attention=shown[item.server],
+            micro_batch=item.micro_batch,
+            layer=item.layer,
+            start_us=item.start_us - began_us,
+            stop_us=item.end_us - began_us,
+        )
+        for item in intervals
+    )
