@@ -67,6 +67,8 @@ class Group:
     now_us: float = 0.0
     num_events: int = 0
     busy_from_us: float = 0.0  # when the last server had warmed up
+    num_units: int = 0  # decode units since then
+    num_unit_peers: int = 0
     intervals: list[Interval] = field(default_factory=list)
     ranks: FollowingRanks | PlayedRanks = field(init=False)
     source: UnitSource = field(init=False)
@@ -93,7 +95,7 @@ class Group:
         self.ranks = ranks(num_ranks, self.costs)
         self._busy_before_us = [0.0] * num_ranks
         self._remaining = {server.number for server in self.servers}
-        self._cold = set(self._remaining)
+        self._cold = {server.number for server in self.servers if server.warm_steps}
         for server in self.servers:
             server.downs = self._downs
             server.span = self.options.span
@@ -267,6 +269,9 @@ class Group:
             self._push(at_us, Kind.FOLLOW, (rank, self._epoch))
         self._push(self.ranks.leader_ends_us, Kind.DONE, (unit, self._epoch))
         self._show(unit, self.now_us, self.ranks.leader_ends_us)
+        if not self._cold and not unit.is_prefill:
+            self.num_units += 1
+            self.num_unit_peers += len(unit.members)
 
     def _rows_at(self, unit: Unit) -> list[list[float]]:
         """When the ranks have the rows of each member; of a server that is lost nobody waits."""
@@ -302,8 +307,7 @@ class Group:
             server = self._server(member)
             if server.waits_for(member):
                 service = Service(
-                    0.0,
-                    arrived_us, running.last_arrived_us, running.start_us, max(ends_us)
+                    0.0, arrived_us, running.last_arrived_us, running.start_us, max(ends_us)
                 )
                 server.replied(member.micro_batch_id, service, ends_us)
                 self._advance(server)

@@ -183,9 +183,7 @@ def _add_ways(
     shifts_us: dict[str, float],
     runs: Sequence[Run],
 ) -> None:
-    by_number = {
-        (server, step.number): step for server, each in steps.items() for step in each
-    }
+    by_number = {(server, step.number): step for server, each in steps.items() for step in each}
     ends_us = {(run.rank, run.start_us): run.start_us + run.run_us for run in runs}
     for exchange, service in pairs:
         near, far = exchange.timeline.header, service.timeline.header

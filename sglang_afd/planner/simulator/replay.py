@@ -93,9 +93,7 @@ def replay(recording: Recording, *, as_recorded: bool = True) -> Replayed:
     group = Group(
         costs=_RecordedRanks(recording, ids, as_recorded=as_recorded),
         servers=servers,
-        options=GroupOptions(
-            num_ranks=recording.num_ranks, num_steps=num_steps, is_literal=True
-        ),
+        options=GroupOptions(num_ranks=recording.num_ranks, num_steps=num_steps, is_literal=True),
     )
     starts_us = [recording.steps[server_id][0].began_us for server_id in ids]
     first_us = min(starts_us)
@@ -115,16 +113,14 @@ def replay(recording: Recording, *, as_recorded: bool = True) -> Replayed:
     return Replayed(
         steps=errors,
         recorded_peers_per_run=sum(len(run.members) for run in decode) / max(1, len(decode)),
-        played_peers_per_run=group.counters.unit_peers / max(1, group.counters.units),
+        played_peers_per_run=group.num_unit_peers / max(1, group.num_units),
         recorded_us=max(steps[-1].ended_us for steps in recording.steps.values()) - first_us,
         played_us=group.now_us,
     )
 
 
 class _RecordedServer:
-    def __init__(
-        self, recording: Recording, steps: Sequence[RecordedStep], ops_of: OpsOf
-    ) -> None:
+    def __init__(self, recording: Recording, steps: Sequence[RecordedStep], ops_of: OpsOf) -> None:
         self._recording, self._steps, self._ops_of = recording, steps, ops_of
         self._next = 0
 

@@ -161,19 +161,21 @@ def summarize(
     step = times_of(everything)
     return Simulated(
         step=step,
-        prefill=times_of([
+        prefill=times_of(
+            [
                 step.ended_us - step.began_us
                 for server in servers
                 for step in server.steps
                 if step.is_prefill
-            ]),
+            ]
+        ),
         tokens_per_s_per_gpu=sum(rates) * 1e6 / num_gpus,
         tpot_us=step.mean_us / accepted_tokens,
         attn_busy=shares.attention,
         mlp_busy=float(np.mean(busy)),
         shares=shares,
-        peers_per_run=sum(each.unit_peers for each in counters)
-        / max(1, sum(each.units for each in counters)),
+        peers_per_run=sum(group.num_unit_peers for group in groups)
+        / max(1, sum(group.num_units for group in groups)),
         parked=sum(each.split for each in counters),
         exchanges=Counts(
             **{
@@ -203,9 +205,7 @@ def _ends(server: Server, warm_steps: int) -> list[Step]:
 
 def _steps_us(server: Server, warm_steps: int) -> list[float]:
     ends = _ends(server, warm_steps)
-    return [
-        after.ended_us - before.ended_us for before, after in zip(ends, ends[1:], strict=False)
-    ]
+    return [after.ended_us - before.ended_us for before, after in zip(ends, ends[1:], strict=False)]
 
 
 def _rate(server: Server, warm_steps: int, end_us: float, *, is_stuck: bool) -> float:
