@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     load = Load(
         num_layers=NUM_LAYERS,
         batch=BATCH,
-        num_tokens=NUM_TOKENS,
+        num_tokens=args.tokens,
         micro_batches=args.micro_batches,
         attn_row_ms=args.delay_ms / BATCH,
         expert_row_ms=args.delay_ms * args.ratio / BATCH,
@@ -60,6 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--attn", type=int, default=1, help="Attention servers.")
     parser.add_argument("--mlp", type=int, default=1, help="MLP ranks.")
     parser.add_argument("--micro-batches", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="Of each request.")
     parser.add_argument("--delay-ms", type=float, default=20.0, help="Attention of a whole batch.")
     parser.add_argument("--ratio", type=float, default=1.0, help="Expert over attention delay.")
     return parser

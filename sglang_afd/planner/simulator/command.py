@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Play and print."""
     if args.replay:
-        _print(args, *_replay(args.replay))
+        _print(args, *_replay(args.replay, args.skip_steps))
         return 0
     inputs = read_inputs(args)
     prediction = read_deployment(args, inputs.scenario)
@@ -119,8 +119,8 @@ def _lines(prediction: Prediction, found: Simulated) -> list[str]:
     ]
 
 
-def _replay(paths: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
-    recording = read_recording([read_timeline(path) for path in paths])
+def _replay(paths: Sequence[Path], skip_steps: int) -> tuple[dict[str, Any], list[str]]:
+    recording = read_recording([read_timeline(path) for path in paths], skip_steps)
     exact, means = replay(recording), replay(recording, as_recorded=False)
     first = (
         f"{len(recording.steps)} attention servers, {recording.num_ranks} MLP ranks, "

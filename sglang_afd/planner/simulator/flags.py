@@ -100,7 +100,15 @@ def add_simulation_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=Path,
         nargs="+",
-        help="play timelines of real servers (--afd-trace) instead; no other flag is read then.",
+        help="play timelines of real servers (--afd-trace) instead; all but --json and the next "
+        "flag is ignored then.",
+    )
+    add(
+        "--skip-steps",
+        metavar="N",
+        type=int,
+        default=0,
+        help="of each server in timelines: those that warm up. Default: 0.",
     )
 
 

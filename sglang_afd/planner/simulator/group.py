@@ -208,7 +208,8 @@ class Group:
         if server.plan.goes_idle:
             self._push(end_us, Kind.IDLE, server)
         what = (server, server.incarnation)
-        self._push(end_us + server.plan.outside_us, Kind.START, what)
+        next_us = max(end_us + server.plan.outside_us, server.plan.next_from_us)
+        self._push(next_us, Kind.START, what)
 
     def _emit(self, server: Server, op: int, leaves_us: float) -> None:
         plan = server.plan

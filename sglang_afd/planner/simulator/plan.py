@@ -29,6 +29,7 @@ class StepPlan:
     send_us: Sequence[float] = ()  # by op: the thread is busy while rows leave; empty: not at all
     combine_us: Sequence[float] = ()  # by op: the thread adds partial sums; empty: not at all
     next_is_prefill: bool = False
+    next_from_us: float = 0.0  # the next step begins no earlier, as when its request comes then
     goes_idle: bool = False  # after it the server has no request and says so
 
     @property

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 
 from sglang_afd.errors import ConfigError
 from sglang_afd.trace import clocks, exchanges
@@ -35,6 +36,7 @@ class RecordedStep:
     began_us: float
     ended_us: float
     combined_us: float = 0.0  # when its last result was there
+    stall_us: float = 0.0  # MLP servers were away
     ops: dict[tuple[int, int], Op] = field(default_factory=dict)  # by layer and micro-batch
 
     @property
@@ -64,6 +66,14 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Turns:
+    """What the loop of a rank does around a run."""
+
+    before_us: float  # from the last arrival to the run
+    after_us: float  # from the replies to when it would look at arrivals
+
+
+@dataclass(frozen=True, slots=True)
 class Recording:
     """Of one group."""
 
@@ -71,12 +81,16 @@ class Recording:
     steps: dict[str, list[RecordedStep]]  # by attention server
     runs: tuple[Run, ...]
     num_ranks: int
-    turn_us: float  # of the loop, from an arrival to the begin of the run that it lets go
+    turns: Turns
 
 
-def read_recording(timelines: Sequence[Timeline]) -> Recording:
+def read_recording(timelines: Sequence[Timeline], skip_steps: int = 0) -> Recording:
     """Join the files of the servers of one group.
 
+    Args:
+        timelines: Of all attention servers and all MLP ranks.
+        skip_steps: The first steps of each server, which are no part of what is to be played, as
+            those that warm up.
     Raises: ConfigError, when files are missing or do not belong together.
     """
     pairs = list(exchanges.pairs(list(timelines)))
@@ -105,18 +119,26 @@ def read_recording(timelines: Sequence[Timeline]) -> Recording:
         if timeline.header.role == "mlp"
         for run in _runs(timeline, shifts_us[timeline.header.server_id])
     )
-    _add_ways(steps, pairs, shifts_us, runs)
     layers = tuple(sorted({run.layer for run in runs}))
-    whole = {server: _whole(each, layers) for server, each in steps.items()}
+    watched = _add_ways(steps, pairs, shifts_us, runs)
+    turns = _turns(runs, watched, layers[0])
+    for step in (step for each in steps.values() for step in each):
+        for op in step.ops.values():
+            op.back_us = {rank: max(us - turns.after_us, 0.0) for rank, us in op.back_us.items()}
+    whole = {server: _whole(each[skip_steps:], layers) for server, each in steps.items()}
+    kept = {(server, step.number) for server, each in whole.items() for step in each}
+    runs = tuple(run for run in runs if kept.intersection(run.members))
     if not any(whole.values()):
-        raise ConfigError("the timelines have no step with all of its exchanges")
+        raise ConfigError(
+            f"the timelines have no step with all of its exchanges, after the first {skip_steps}"
+        )
     ranks = {run.rank for run in runs}
     return Recording(
         layers=layers,
         steps={server: each for server, each in whole.items() if each},
         runs=runs,
         num_ranks=len(ranks),
-        turn_us=_turn_us(runs, layers[0]),
+        turns=turns,
     )
 
 
@@ -133,7 +155,11 @@ def _steps(timeline: Timeline, shift_us: float) -> list[RecordedStep]:
     }
     for event in timeline.events:
         step = steps.get(event.args.get("step", -1))
-        if event.tid >= MICRO_BATCH_0 and step is not None:
+        if step is None:
+            continue
+        if event.name == "stall":
+            step.stall_us += event.dur
+        if event.tid >= MICRO_BATCH_0:
             _add(step, event)
             if event.name == "combine":
                 step.combined_us = max(step.combined_us, event.end + shift_us)
@@ -182,8 +208,18 @@ def _add_ways(
     pairs: Sequence[tuple[Dispatched, Served]],
     shifts_us: dict[str, float],
     runs: Sequence[Run],
-) -> None:
+) -> set[tuple[int, float]]:
+    """Fill in how long rows and replies were on their way.
+
+    Returns: Rank and begin of the runs whose rows were seen when they came.
+    """
     by_number = {(server, step.number): step for server, each in steps.items() for step in each}
+    runs_of: defaultdict[int, list[Run]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: run.start_us):
+        runs_of[run.rank].append(run)
+    watched: set[tuple[int, float]] = set()
+    hidden: list[tuple[Op, int]] = []
+    seen: defaultdict[int, list[float]] = defaultdict(list)
     ends_us = {(run.rank, run.start_us): run.start_us + run.run_us for run in runs}
     for exchange, service in pairs:
         near, far = exchange.timeline.header, service.timeline.header
@@ -193,9 +229,25 @@ def _add_ways(
             continue
         near_us, far_us = shifts_us[near.server_id], shifts_us[far.server_id]
         op = step.ops[exchange.key.layer, exchange.key.micro_batch]
-        op.out_us[far.rank] = service.arrived_us + far_us - exchange.dispatch.ts - near_us
+        sent_us, arrived_us = exchange.dispatch.ts + near_us, service.arrived_us + far_us
+        op.out_us[far.rank] = arrived_us - sent_us
+        if _is_busy(runs_of[far.rank], sent_us, arrived_us):
+            hidden.append((op, far.rank))
+        else:
+            seen[far.rank].append(arrived_us - sent_us)
+            watched.add((far.rank, service.runs[0].ts + far_us))
         ended_us = ends_us[far.rank, service.runs[-1].ts + far_us]
         op.back_us[far.rank] = max(received_us + near_us - ended_us, 0.0)
+    for op, rank in hidden:
+        if seen[rank]:
+            op.out_us[rank] = min(op.out_us[rank], median(seen[rank]))
+    return watched
+
+
+def _is_busy(runs: Sequence[Run], sent_us: float, arrived_us: float) -> bool:
+    """Whether the rank ran something while rows came, and so saw them late."""
+    before = bisect_right(runs, arrived_us, key=lambda run: run.start_us) - 1
+    return before >= 0 and runs[before].start_us + runs[before].run_us > sent_us
 
 
 def _whole(steps: Sequence[RecordedStep], layers: Sequence[int]) -> list[RecordedStep]:
@@ -211,17 +263,21 @@ def _whole(steps: Sequence[RecordedStep], layers: Sequence[int]) -> list[Recorde
     return kept
 
 
-def _turn_us(runs: Sequence[Run], first_layer: int) -> float:
-    """From the last arrival, or the end of the run before, to the begin of a decode run."""
+def _turns(runs: Sequence[Run], watched: Set[tuple[int, float]], first_layer: int) -> Turns:
+    """Of decode runs; at the first layer a round may be held back, which is no turn."""
     by_rank: defaultdict[int, list[Run]] = defaultdict(list)
     for run in runs:
         by_rank[run.rank].append(run)
-    turns = []
+    from_rows, from_run = [], []
     for of_rank in by_rank.values():
         of_rank.sort(key=lambda run: run.start_us)
         for before, run in zip(of_rank, of_rank[1:], strict=False):
             if run.is_prefill or run.layer == first_layer or run.last_arrived_us is None:
                 continue
-            ready_us = max(run.last_arrived_us, before.start_us + before.run_us)
-            turns.append(run.start_us - ready_us)
-    return max(median(turns), 0.0) if turns else 0.0
+            if (run.rank, run.start_us) in watched:
+                from_rows.append(run.start_us - run.last_arrived_us)
+            else:
+                from_run.append(run.start_us - before.start_us - before.run_us)
+    before_us = max(fmean(from_rows), 0.0) if from_rows else 0.0
+    between_us = max(fmean(from_run), 0.0) if from_run else 0.0
+    return Turns(before_us, max(between_us - before_us, 0.0))

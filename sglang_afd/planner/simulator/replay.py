@@ -16,7 +16,7 @@ from sglang_afd.planner.simulator.server import Server
 from sglang_afd.rounds.units import Unit
 
 # A longer pause between two steps is one without requests, of which the server told rank 0.
-IDLE_US = 250_000.0
+IDLE_US = 100_000.0
 
 OpsOf = Callable[[RecordedStep], list[Op]]
 
@@ -79,12 +79,14 @@ def replay(recording: Recording, *, as_recorded: bool = True) -> Replayed:
             profile has them; then only their sums can agree.
     """
     ids = sorted(recording.steps)
+    starts_us = [recording.steps[server_id][0].began_us for server_id in ids]
+    first_us = min(starts_us)
     ops_of = _own_ops if as_recorded else _mean_ops(recording)
     servers = [
         Server(
             number=number,
             num_layers=len(recording.layers),
-            costs=_RecordedServer(recording, recording.steps[server_id], ops_of),
+            costs=_RecordedServer(recording, recording.steps[server_id], ops_of, first_us),
             warm_steps=0,
         )
         for number, server_id in enumerate(ids)
@@ -95,8 +97,6 @@ def replay(recording: Recording, *, as_recorded: bool = True) -> Replayed:
         servers=servers,
         options=GroupOptions(num_ranks=recording.num_ranks, num_steps=num_steps, is_literal=True),
     )
-    starts_us = [recording.steps[server_id][0].began_us for server_id in ids]
-    first_us = min(starts_us)
     group.play([start_us - first_us for start_us in starts_us])
     errors = tuple(
         StepError(
@@ -120,8 +120,11 @@ def replay(recording: Recording, *, as_recorded: bool = True) -> Replayed:
 
 
 class _RecordedServer:
-    def __init__(self, recording: Recording, steps: Sequence[RecordedStep], ops_of: OpsOf) -> None:
+    def __init__(
+        self, recording: Recording, steps: Sequence[RecordedStep], ops_of: OpsOf, first_us: float
+    ) -> None:
         self._recording, self._steps, self._ops_of = recording, steps, ops_of
+        self._first_us = first_us
         self._next = 0
 
     def next_step(self) -> StepPlan | None:
@@ -132,20 +135,22 @@ class _RecordedServer:
         self._next += 1
         after = self._steps[self._next] if self._next < len(self._steps) else None
         gap_us = after.began_us - step.ended_us if after else 0.0
+        is_idle = gap_us > IDLE_US
         ops, ranks = self._ops_of(step), range(self._recording.num_ranks)
         first_layer = self._recording.layers[0]
         return StepPlan(
             is_prefill=step.is_prefill,
             rows=[step.ops[first_layer, part].rows for part in range(step.num_micro_batches)],
             tokens=0.0,
-            attn_us=[op.attn_us for op in ops],
+            attn_us=[ops[0].attn_us + step.stall_us, *(op.attn_us for op in ops[1:])],
             out_us=[[op.out_us[rank] for rank in ranks] for op in ops],
             back_us=[[op.back_us[rank] for rank in ranks] for op in ops],
             send_us=[op.send_us for op in ops],
             combine_us=[op.combine_us for op in ops],
-            outside_us=step.head_us + gap_us,
+            outside_us=step.head_us + (0.0 if is_idle else gap_us),
             next_is_prefill=after.is_prefill if after else False,
-            goes_idle=after is None or gap_us > IDLE_US,
+            next_from_us=after.began_us - self._first_us if after and is_idle else 0.0,
+            goes_idle=after is None or is_idle,
         )
 
 
@@ -190,7 +195,8 @@ class _RecordedRanks:
     """A run that was recorded takes what it took; others what their rows take in the mean."""
 
     def __init__(self, recording: Recording, ids: Sequence[str], *, as_recorded: bool) -> None:
-        self._turn_us = recording.turn_us
+        turns = recording.turns
+        self._turns_us = turns.before_us + turns.after_us
         self._layers = recording.layers
         self._numbers = {
             (peer, step.number): (number, ordinal)
@@ -214,7 +220,7 @@ class _RecordedRanks:
         if known_us is None:
             fixed_us, row_us = self._fits[rank, unit.is_prefill]
             known_us = fixed_us + row_us * unit.num_rows
-        return known_us + self._turn_us
+        return known_us + self._turns_us
 
     def _key(self, run: Run) -> tuple[int, int, int, int, tuple[tuple[int, int], ...]]:
         members = (self._numbers.get(member, (-1, -1)) for member in run.members)
