@@ -102,9 +102,7 @@ def _with_two_types(scenario: Scenario, mlp_gpu: Gpu, deployment: Deployment) ->
         exchange_us=max(attn.stages.exchange_us, mlp.stages.exchange_us),
     )
     memory = MemoryPlan(roles=(attn.memory.roles[0], mlp.memory.roles[1]))
-    return _assembled(
-        scenario, replace(attn, stages=stages, memory=memory), deployment.total_gpus
-    )
+    return _assembled(scenario, replace(attn, stages=stages, memory=memory), deployment.total_gpus)
 
 
 def _assembled(scenario: Scenario, parts: Prediction, counted_gpus: int) -> Prediction:

@@ -44,9 +44,7 @@ class Verdict:
     causes: tuple[Cause, ...]  # largest first
 
 
-def judge(
-    fitted: Fit, gradient: Floats, *, speed_up: float, model_noise: float = 0.0
-) -> Verdict:
+def judge(fitted: Fit, gradient: Floats, *, speed_up: float, model_noise: float = 0.0) -> Verdict:
     """A constant that moves both steps alike moves their ratio little: the errors are correlated.
 
     Args:
