@@ -175,7 +175,7 @@ class Groups:
         members = frozenset((entry.server_id, entry.boot_id) for entry in servers)
         if members == record.members:
             return
-        record.has_moved = not members and placed.issuperset(name for name, _ in record.members)
+        record.has_moved = not members and all(name in placed for name, _ in record.members)
         new = [entry for entry in servers if (entry.server_id, entry.boot_id) not in record.members]
         for entry in new:
             if entry.registration.group == group.name:

@@ -86,6 +86,7 @@ class ControlPlane:
         self.num_decisions = 0  # grows whenever something but loads may have changed
         self.trouble = ""  # why nothing can be decided, for people
         self._retry_s: float | None = None
+        self._decided_s = started_s  # what time changed until then is decided
 
     def register(self, registration: Registration, now_s: float) -> Lease:
         """Take a server in.
@@ -163,6 +164,7 @@ class ControlPlane:
 
         Where an epoch cannot be saved all groups stay as they are, and `trouble` says why.
         """
+        self._decided_s = now_s
         try:
             self._decide(now_s)
         except ConfigError as error:
@@ -187,10 +189,14 @@ class ControlPlane:
                 self._note(f"{said}: {view.stand.reason}", now_s)
 
     def next_change_s(self, now_s: float) -> float | None:
-        """When `update` or a probe is due though nothing happens."""
+        """When `update` or a probe is due though nothing happens; it may be overdue already.
+
+        A timer may fire a moment early, and that moment may be over when this is asked.
+        """
+        since_s = min(now_s, self._decided_s)
         times = (
-            self.registry.next_change_s(now_s),
-            self.groups.next_change_s(now_s),
+            self.registry.next_change_s(since_s),
+            self.groups.next_change_s(since_s),
             self.probes.next_due_s(),
             self._retry_s,
         )

@@ -8,9 +8,10 @@ burst is spread though no report has come meanwhile.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 KV_SCARCE = 0.8  # beyond this share of used KV tokens a server counts as fuller than it seems
 PREFIX_SLACK = 1.25  # a sticky server may have this times the mean load
@@ -33,27 +34,31 @@ class Candidate:
     free_kv_tokens: int  # by its last report
     kv_tokens: int  # 0: not known
     turns_away: int  # of equals the one with the smallest comes first
+    num_of_others: int = field(init=False)  # requests that are not of this router
+    used_kv_share: float = field(init=False)  # by its last report
+
+    def __post_init__(self) -> None:
+        self.num_of_others = max(0, self.num_reported - self.num_in_flight_then)
+        free = min(self.free_kv_tokens, self.kv_tokens)
+        self.used_kv_share = 1.0 - free / self.kv_tokens if self.kv_tokens else 0.0
 
     @property
     def load(self) -> int:
         """Requests that it holds now, as far as this router can know."""
-        return max(0, self.num_reported - self.num_in_flight_then) + self.num_in_flight
+        return self.num_of_others + self.num_in_flight
 
     @property
     def fullness(self) -> float:
         """Its load beside what it can hold, and more where its KV cache is nearly full."""
-        share = self.load / self.max_running if self.max_running else float(self.load)
-        return share + self._kv_pressure() * (1.0 if self.max_running else self.load + 1.0)
-
-    def _kv_pressure(self) -> float:
-        """0 where there is room, 1 where there is none."""
-        if not self.kv_tokens:
-            return 0.0
-        used = 1.0 - min(self.free_kv_tokens, self.kv_tokens) / self.kv_tokens
-        # Requests sent since then need as much as those it reported.
-        growth = self.load / self.num_reported if self.num_reported else 1.0
-        expected = used * max(1.0, growth)
-        return min(1.0, max(0.0, (expected - KV_SCARCE) / (1.0 - KV_SCARCE)))
+        load, reported, limit = self.load, self.num_reported, self.max_running
+        share = load / limit if limit else float(load)
+        used = self.used_kv_share
+        if load > reported > 0:  # those sent since then need as much as those it reported
+            used *= load / reported
+        if used <= KV_SCARCE:
+            return share
+        pressure = min(1.0, (used - KV_SCARCE) / (1.0 - KV_SCARCE))
+        return share + pressure * (1.0 if limit else load + 1.0)
 
 
 Policy = Callable[[Sequence[Candidate], bytes, random.Random], Candidate]
@@ -61,7 +66,7 @@ Policy = Callable[[Sequence[Candidate], bytes, random.Random], Candidate]
 
 def least_load(candidates: Sequence[Candidate], key: bytes, rng: random.Random) -> Candidate:
     """The least full server; equals take turns."""
-    return min(candidates, key=lambda one: (one.fullness, one.turns_away))
+    return _least_full(candidates)
 
 
 def round_robin(candidates: Sequence[Candidate], key: bytes, rng: random.Random) -> Candidate:
@@ -72,7 +77,7 @@ def round_robin(candidates: Sequence[Candidate], key: bytes, rng: random.Random)
 def power_of_two(candidates: Sequence[Candidate], key: bytes, rng: random.Random) -> Candidate:
     """The less full one of two that are drawn: good where several routers share the servers."""
     drawn = rng.sample(candidates, min(2, len(candidates)))
-    return min(drawn, key=lambda one: (one.fullness, one.turns_away))
+    return _least_full(drawn)
 
 
 def prefix(candidates: Sequence[Candidate], key: bytes, rng: random.Random) -> Candidate:
@@ -98,6 +103,15 @@ POLICIES: dict[str, Policy] = {
     "round_robin": round_robin,
     "power_of_two": power_of_two,
 }
+
+
+def _least_full(candidates: Sequence[Candidate]) -> Candidate:
+    best, least = candidates[0], math.inf
+    for one in candidates:
+        fullness = one.fullness
+        if fullness < least or (fullness == least and one.turns_away < best.turns_away):
+            best, least = one, fullness
+    return best
 
 
 def _is_full(one: Candidate) -> bool:

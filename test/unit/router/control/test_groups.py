@@ -22,7 +22,6 @@ from sgl_router_afd.control.routing import Candidates, Hold, NoRoute
 from sgl_router_afd.control.standing import GroupState
 from sglang_afd.protocol.registration import Condition, PeerLoss
 
-
 HOLD_S = 10.0  # as a control plane has it unless told otherwise
 
 
@@ -646,6 +645,15 @@ def test_what_time_alone_changes_next_is_known() -> None:
     settled, late, gone = TTL_S, 5.0 + TTL_S, 5.0 + GONE_S
     assert moments == [settled, late, gone, gone + HOLD_S, 600.0, gone + 600.0]
     assert members(plane) == {}
+
+
+def test_what_time_changed_since_the_last_decision_is_still_due() -> None:
+    plane, _, _ = ready_group()
+    plane.update(TTL_S - 0.0001)  # by a timer that fires early
+
+    due_s = plane.next_change_s(TTL_S + 0.001)
+
+    assert due_s == TTL_S
 
 
 def test_a_renewal_that_says_nothing_new_decides_nothing_anew() -> None:
