@@ -135,8 +135,8 @@ def _what_relays(config: RouterConfig, doors: Doors) -> str:
 def _warn_of_strangers(config: RouterConfig) -> None:
     if not config.afd_secret and not is_loopback(config.host):
         logger.warning(
-            "whoever reaches %s can register a server and get requests; give the router and its "
-            "servers the same --afd-secret-file",
+            "no server can register with this router, for it listens on %s and has no secret; give "
+            "it and its servers the same --afd-secret-file",
             config.host,
         )
 
