@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from sglang_afd.planner.fit import ROW_NOISE, Fit, Observation, fit
 from sglang_afd.planner.gpu import Gpu
 from sglang_afd.planner.predict import Scenario
 from sglang_afd.planner.routing import Routing
+from sglang_afd.planner.samples import ExpertSample, MemoryUse, StepSample
 from sglang_afd.planner.shape import ModelShape
 
 SCHEMA_VERSION = 1
@@ -40,6 +41,9 @@ class Profile:
     measurements: tuple[Measurement, ...]
     expert_probabilities: tuple[float, ...] = ()  # of a measured histogram; () for none
     provenance: dict[str, str]  # versions, clock, date, share of unmatched kernels
+    expert_samples: tuple[ExpertSample, ...] = ()
+    steps: tuple[StepSample, ...] = ()
+    memory: MemoryUse | None = None
 
     def scenario(self, workload: Workload) -> Scenario:
         """With the priors as constants; `with_constants(fitted().constants)` replaces them."""
@@ -48,8 +52,8 @@ class Profile:
         return Scenario(shape=self.shape, gpu=self.gpu, workload=workload, routing=routing)
 
     def observations(self) -> tuple[Observation, ...]:
-        """The measurements, as a fit reads them."""
-        return tuple(
+        """The measurements and the calls of the experts, as a fit reads them."""
+        rows = tuple(
             Observation(
                 scenario=self.scenario(item.workload),
                 deployment=item.deployment,
@@ -59,6 +63,18 @@ class Profile:
             )
             for item in self.measurements
         )
+        return (*rows, *map(self._observation, self.expert_samples))
+
+    def _observation(self, sample: ExpertSample) -> Observation:
+        # The context plays no part in the time of the experts.
+        scenario = self.scenario(Workload(context_tokens=1))
+        return Observation(
+            scenario=replace(scenario, routing=sample.routing(self.shape)),
+            deployment=sample.deployment,
+            time_us=sample.time_us,
+            stage="experts",
+            noise=sample.noise,
+        )
 
     def fitted(self) -> Fit:
         """Constants from all measurements."""
@@ -67,8 +83,12 @@ class Profile:
 
 def write_profile(profile: Profile, path: Path) -> None:
     """As JSON."""
-    text = json.dumps(asdict(profile), indent=1, default=_plain, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(profile_text(profile), encoding="utf-8")
+
+
+def profile_text(profile: Profile) -> str:
+    """The JSON of a profile's file."""
+    return json.dumps(asdict(profile), indent=1, default=_plain, allow_nan=False) + "\n"
 
 
 def read_profile(path: Path) -> Profile:

@@ -1,0 +1,76 @@
+"""Runs all cases, block by block, and keeps the times of their steps."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from sglang_afd.planner.profiling.case_times import CaseTimes
+from sglang_afd.planner.profiling.cases import Plan
+from sglang_afd.planner.profiling.timeline import StepTimes
+from sglang_afd.upstream.one_batch import StockRunner
+
+Recorder = Callable[[int], list[StepTimes]]
+
+_RECORDED_STEPS = 5
+
+
+def measure(
+    runner: StockRunner, plan: Plan, record: Recorder, say: Callable[[str], None]
+) -> list[CaseTimes]:
+    """All cases in turn, so often as the plan says; stages are recorded in the last turn."""
+    found = [CaseTimes(case=case) for case in plan.cases]
+    for block in range(plan.blocks):
+        for times in found:
+            is_last = block == plan.blocks - 1
+            _run_case(runner, plan, times, record if is_last else None)
+            say(f"block {block + 1}: {times.case.name} {times.block_medians_us[-1] / 1000:.2f} ms")
+    return found
+
+
+def _run_case(runner: StockRunner, plan: Plan, times: CaseTimes, record: Recorder | None) -> None:
+    case = times.case
+    runner.prepare(num_rows=case.batch, context=case.context)
+    for _ in range(plan.warm_steps):
+        runner.step()
+    runner.synchronize()
+    held = case.context + plan.warm_steps
+    times.step_context = held + plan.steps / 2
+    times.block_medians_us.append(_stream_us(runner, plan.steps))
+    times.alone_us += [_alone_us(runner) for _ in range(plan.steps)]
+    if record:
+        recorded = min(plan.steps, _RECORDED_STEPS)
+        times.stage_context = held + 2 * plan.steps + recorded / 2
+        times.stages = record(recorded)
+
+
+def _stream_us(runner: StockRunner, steps: int) -> float:
+    """Of a step when each is launched while the one before runs, as the overlap scheduler does."""
+    if runner.device == "cpu":
+        return statistics.median(_alone_us(runner) for _ in range(steps))
+    began = torch.cuda.Event(enable_timing=True)
+    ended = torch.cuda.Event(enable_timing=True)
+    runner.step()  # until this one is launched the device has nothing to do
+    began.record()
+    for _ in range(steps):
+        runner.step()
+    ended.record()
+    runner.synchronize()
+    return float(began.elapsed_time(ended)) * 1000 / steps
+
+
+def _alone_us(runner: StockRunner) -> float:
+    runner.synchronize()
+    started_s = time.perf_counter()
+    runner.step()
+    runner.synchronize()
+    return (time.perf_counter() - started_s) * 1e6
+
+
+def expert_tokens(plan: Plan) -> Sequence[int]:
+    """Batches whose experts are called by themselves: small, middle, large."""
+    batches = plan.batches
+    return sorted({batches[0], batches[len(batches) // 2], batches[-1]})
