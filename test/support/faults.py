@@ -118,8 +118,10 @@ def _experts_of_rank_0() -> None:
 
     init = Experts.__init__
 
-    def init_wrongly(self: Experts, server_args: Any, *, rank: int, ep_size: int) -> None:
-        init(self, server_args, rank=0, ep_size=ep_size)
+    def init_wrongly(
+        self: Experts, server_args: Any, *, rank: int, ep_size: int, deep_gemm_sms: int
+    ) -> None:
+        init(self, server_args, rank=0, ep_size=ep_size, deep_gemm_sms=deep_gemm_sms)
         self.shard = replace(self.shard, rank=rank)
 
     Experts.__init__ = init_wrongly  # type: ignore[method-assign]
