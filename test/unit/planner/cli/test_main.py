@@ -1,0 +1,72 @@
+"""The program: what it needs, what it says without a command, how its commands are found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from sglang_afd.planner.__main__ import COMMANDS, main, usage
+
+INPUTS = ["--model", "Qwen3-30B-A3B", "--gpu", "H200", "--source", "roofline", "--context", "4096"]
+HEAVY = ("torch", "sglang", "pyarrow", "scipy", "pandas", "triton")
+
+
+@pytest.mark.parametrize("command", ["predict", "search", "explain", "what-if"])
+def test_a_command_needs_neither_torch_nor_sglang(command: str) -> None:
+    arguments = [command, *INPUTS]
+    if command == "predict":
+        arguments += ["--attn-gpus", "4", "--mlp-gpus", "4"]
+    program = (
+        "import sys; from sglang_afd.planner.__main__ import main\n"
+        f"code = main({arguments!r})\n"
+        f"loaded = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "sys.exit(code or ','.join(loaded) or 0)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["--help"])
+
+    assert code == 0
+    assert capsys.readouterr().out == usage()
+    for name, command in COMMANDS.items():
+        assert name in usage()
+        assert command.summary in usage()
+
+
+def test_every_command_can_be_built_and_every_flag_has_help() -> None:
+    for name, command in COMMANDS.items():
+        parser = command.parser(name)
+        flags = [action for action in parser._actions if action.option_strings]
+        assert len(flags) > 3
+        if name not in ("profile", "simulate"):
+            assert all(action.help for action in flags)
+
+
+def test_flags_cannot_be_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["search", *INPUTS, "--max-gpu", "8"])
+
+    assert code == 2
+    assert "unrecognized arguments: --max-gpu 8" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_enough_ends_the_program_quietly() -> None:
+    command = [sys.executable, "-m", "sglang_afd.planner", "search", *INPUTS, "--json"]
+
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+
+    assert errors == ""
+    assert process.returncode == 0

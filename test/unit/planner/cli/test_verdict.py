@@ -1,0 +1,129 @@
+"""The verdict knows how sure it is, and that errors of both sides belong together."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from planner_cases import PRIORS, site
+
+from sglang_afd.planner.answer import answer, compare
+from sglang_afd.planner.constants import NAMES, Constants
+from sglang_afd.planner.deployment import ExpertKernels
+from sglang_afd.planner.fit import ROW_NOISE
+from sglang_afd.planner.gpu import GPUS
+from sglang_afd.planner.search import Space, search
+from sglang_afd.planner.verdict import Answer, judge
+
+NOTHING = np.zeros(len(NAMES))
+
+
+@pytest.mark.parametrize(
+    ("speed_up", "expected"),
+    [
+        (0.80, Answer.DOES_NOT_PAY),
+        (0.92, Answer.DOES_NOT_PAY),
+        (0.95, Answer.UNCERTAIN),
+        (1.00, Answer.UNCERTAIN),
+        (1.06, Answer.UNCERTAIN),
+        (1.08, Answer.PAYS),
+        (1.40, Answer.PAYS),
+    ],
+)
+def test_the_answer_is_sure_only_when_9_of_10_cases_agree(
+    speed_up: float, expected: Answer
+) -> None:
+    verdict = judge(PRIORS, NOTHING, speed_up=speed_up)
+
+    assert verdict.answer is expected
+    assert verdict.low < speed_up < verdict.high
+
+
+def test_the_error_of_equal_steps_is_that_of_two_rows() -> None:
+    where = site()
+    best = search(where, Space(max_gpus=8)).colocated.best
+    assert best is not None
+
+    verdict = compare(PRIORS, where, best, best)
+
+    assert verdict.relative_error == pytest.approx(math.sqrt(2) * ROW_NOISE)
+    assert verdict.probability == pytest.approx(0.5)
+
+
+def test_the_error_is_that_of_drawn_constants() -> None:
+    where = site("Qwen3-235B-A22B-FP8", GPUS["GB200"], 8192)
+    found = search(where, Space(max_gpus=32))
+    base, other = found.colocated.best, found.disaggregated.best
+    assert base is not None
+    assert other is not None
+    small = 0.05  # so small that the steps are linear in it and no constant meets a bound
+
+    verdict = compare(PRIORS, where, base, other)
+
+    rng = np.random.default_rng(1)
+    draws = rng.multivariate_normal(NOTHING, small**2 * np.asarray(PRIORS.covariance), size=400)
+    ratios = []
+    for draw in draws:
+        values = {
+            name: getattr(PRIORS.constants, name) * math.exp(change)
+            for name, change in zip(NAMES, draw, strict=True)
+        }
+        drawn = where.with_constants(Constants(**values))
+        ratios.append(
+            math.log(
+                drawn.predict(base.deployment).step_us / drawn.predict(other.deployment).step_us
+            )
+        )
+    of_constants = math.sqrt(verdict.relative_error**2 - 2 * ROW_NOISE**2)
+    assert np.std(ratios) / small == pytest.approx(of_constants, rel=0.12)
+
+
+def test_shared_constants_cancel_so_the_ratio_is_surer_than_the_steps_are() -> None:
+    where = site("Qwen3-235B-A22B-FP8", GPUS["GB200"], 32_768)
+    found = search(where, Space(max_gpus=32))
+    base, other = found.colocated.best, found.disaggregated.best
+    assert base is not None
+    assert other is not None
+
+    verdict = compare(PRIORS, where, base, other)
+
+    apart = [PRIORS.relative_error(where.scenario, side.deployment) ** 2 for side in (base, other)]
+    assert verdict.relative_error**2 < sum(apart)
+
+
+def test_noise_of_an_unmeasured_model_widens_the_interval() -> None:
+    known = judge(PRIORS, NOTHING, speed_up=1.1)
+    unknown = judge(PRIORS, NOTHING, speed_up=1.1, model_noise=0.05)
+
+    assert unknown.low < known.low < known.high < unknown.high
+
+
+def test_the_shares_of_the_causes_add_up_to_one() -> None:
+    answered = answer(PRIORS, site(), Space(max_gpus=8))
+
+    assert answered.verdict is not None
+    shares = [cause.share for cause in answered.verdict.causes]
+    assert sum(shares) == pytest.approx(1)
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_a_tight_limit_on_a_small_host_does_not_pay() -> None:
+    answered = answer(PRIORS, site(max_tpot_us=20_000.0), Space(max_gpus=8))
+
+    assert answered.answer is Answer.DOES_NOT_PAY
+
+
+def test_fused_kernels_on_a_rack_pay() -> None:
+    where = site("Qwen3-235B-A22B-FP8", GPUS["GB200"], 8192)
+
+    answered = answer(PRIORS, where, Space(max_gpus=72, expert_kernels=ExpertKernels.FUSED))
+
+    assert answered.answer is Answer.PAYS
+
+
+def test_a_single_gpu_cannot_be_split_and_the_answer_is_certain() -> None:
+    answered = answer(PRIORS, site(), Space(max_gpus=1))
+
+    assert answered.answer is Answer.DOES_NOT_PAY
+    assert answered.verdict is None
