@@ -1,7 +1,9 @@
-"""Reads the files that `Recorder` writes, also those of a server that was killed."""
+"""Reads the files that `Recorder` writes, also compressed or of a server that was killed."""
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,9 +51,12 @@ def read_timeline(path: Path) -> Timeline:
         ConfigError: It cannot be read, is empty, or is no file of --afd-trace.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        content = path.read_bytes()
+        lines = (gzip.decompress(content) if path.suffix == ".gz" else content).split(b"\n")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (EOFError, zlib.error) as error:
+        raise ConfigError(f"{path} cannot be unpacked: {error}") from None
     events = []
     for number, line in enumerate(lines, 1):
         text = line.strip().rstrip(b",")
