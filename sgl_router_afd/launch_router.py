@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -61,9 +61,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         failures, others = group.split((RelayFailed, GatewayFailed))
         if others is not None:
             raise
-        logger.error("%s", failures)
+        for failure in _each(failures):
+            logger.error("%s", failure)
         return 1
     return 0
+
+
+def _each(error: Exception | None) -> Iterator[Exception]:
+    """What failed, out of the groups that task groups make of it."""
+    if isinstance(error, ExceptionGroup):
+        for part in error.exceptions:
+            yield from _each(part)
+    elif error is not None:
+        yield error
 
 
 async def serve(config: RouterConfig) -> None:

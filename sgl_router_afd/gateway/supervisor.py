@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import sys
@@ -163,7 +162,6 @@ class Gateway:
             *(sys.executable, "-m", "sgl_router_afd.gateway.process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=sys.stderr.fileno(),
-            env={**os.environ, "NO_COLOR": "1"},
             start_new_session=True,  # Ctrl-C is for this process, which then says when to end
         )
         self._process = process

@@ -28,8 +28,7 @@ from sglang_afd.protocol.registration import (
 
 __all__ = ["ONE_TOKEN", "REGISTRATION_PATH", "FakeRegistration", "is_pair_probe"]
 
-FINGERPRINT = "ab" * 32
-MLP_URL = "http://127.0.0.1:1"
+MLP_PORTS = {"ab": 1, "cd": 2}  # of each model; nobody listens there
 MLP_BOOT_ID = "scripted-mlp"
 ONE_TOKEN = json.dumps(
     {"text": " a", "output_ids": [5], "meta_info": {"id": "1", "completion_tokens": 1}}
@@ -46,10 +45,14 @@ class FakeRegistration:
 
     Args:
         models: Names that requests may say.
+        fingerprint: Two hexadecimal digits, another pair for another model.
     """
 
-    def __init__(self, models: tuple[str, ...] = ("m",)) -> None:
+    def __init__(self, models: tuple[str, ...] = ("m",), fingerprint: str = "ab") -> None:
         self.models = models
+        self._fingerprint = fingerprint * 32
+        self._mlp_port = MLP_PORTS[fingerprint]
+        self._mlp_boot_id = f"{MLP_BOOT_ID}-{fingerprint}"
         self._boot_id = uuid.uuid4().hex
         self._started_at_s = time.time()
         self._seq = itertools.count(1)
@@ -67,12 +70,12 @@ class FakeRegistration:
                 sent_at_s=time.time(),
                 role=role,
                 models=self.models if is_attn else (),
-                fingerprint=FINGERPRINT,
+                fingerprint=self._fingerprint,
                 num_experts=4,
                 url=f"http://127.0.0.1:{port}",
                 exchange_address="",
                 shard=None,
-                peer_urls=(MLP_URL,) if is_attn else (),
+                peer_urls=(f"http://127.0.0.1:{self._mlp_port}",) if is_attn else (),
                 capacity=Capacity(max_running_requests=4096, kv_tokens=1_000_000),
                 group="",
                 epoch=0,
@@ -80,7 +83,7 @@ class FakeRegistration:
                     seq=next(self._seq),
                     condition=condition,
                     reason=status.get("reason", ""),
-                    attached=(MLP_BOOT_ID,) if is_attn and is_ready else (),
+                    attached=(self._mlp_boot_id,) if is_attn and is_ready else (),
                     lost=(),
                     load=Load(
                         num_running=0,

@@ -21,3 +21,10 @@ def memory_bytes(pid: int) -> int:
     """Memory that a process and its descendants have for themselves."""
     root = psutil.Process(pid)
     return sum(process.memory_full_info().uss for process in (root, *root.children(recursive=True)))
+
+
+def descendants(pid: int) -> list[int]:
+    """All that descend from a process; none of one that is gone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return []

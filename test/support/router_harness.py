@@ -59,6 +59,8 @@ class FakeAttn:
     )
     status_code: int = 200
     port: int = 0
+    models: tuple[str, ...] = ("m",)
+    fingerprint: str = "ab"
     probe_answer: tuple[int, bytes] = (200, ONE_TOKEN)
     received: list[Received] = field(default_factory=list)  # polls and probes left out
     probes: list[Received] = field(default_factory=list)
@@ -99,7 +101,7 @@ class FakeAttn:
 
     def restart(self) -> None:
         """Be another process from now on, as far as the router can know."""
-        self._registration = FakeRegistration()
+        self._registration = FakeRegistration(self.models, self.fingerprint)
 
     def registration(self) -> bytes:
         """What it would register with."""
@@ -168,13 +170,12 @@ class RouterProcess:
         data_plane: What relays requests.
     """
 
-    def __init__(
-        self, *urls: str, flags: tuple[str, ...] = (), data_plane: str = "relay"
-    ) -> None:
+    def __init__(self, *urls: str, flags: tuple[str, ...] = (), data_plane: str = "relay") -> None:
         command = [sys.executable, "-m", "sgl_router_afd.launch_router"]
         command += ["--attn", *urls] if urls else []
         command += ["--data-plane", data_plane] if data_plane != "relay" else []
         command += ["--port", "0", "--status-interval-s", "0.02", *flags]
+        self.data_plane = data_plane
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
 
