@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sglang_afd.planner.deployment import ExpertKernels
 from sglang_afd.planner.gpu import GIB
 from sglang_afd.planner.pipeline import ATTENTION, MLP
 from sglang_afd.planner.predict import Prediction
@@ -69,10 +70,17 @@ def factors(result: SpeedUp) -> tuple[tuple[str, float, str], ...]:
     )
 
 
+def kernels_note(result: SpeedUp) -> str:
+    """What else than the disaggregation the two sides differ in; empty if nothing."""
+    if result.disaggregated.deployment.expert_kernels is not ExpertKernels.FUSED:
+        return ""
+    return "fused kernels on one side only: part of the overlap gain is the kernel's"
+
+
 def describe_binding(prediction: Prediction) -> str:
     """What a step is waiting for."""
     if prediction.binding in (ATTENTION, MLP):
         return f"the {prediction.binding} stage"
     return {"round trip": "the round trip of a micro-batch"}.get(
-        prediction.binding, "everything in a row; no stage waits"
+        prediction.binding, "nothing: its parts run one after another"
     )

@@ -17,6 +17,7 @@ from sglang_afd.demo import __main__ as demo
 from sglang_afd.fleet import config as launch_config
 from sglang_afd.mlp.board import Board
 from sglang_afd.mlp.board_metrics import render
+from sglang_afd.planner import __main__ as planner
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## `?([^`\n]+)`?\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
@@ -38,11 +39,17 @@ def demo_parser(monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
     return caught[0]
 
 
-def check(section: str, parser: argparse.ArgumentParser) -> None:
-    rows = {
-        match[1]: match[0]
-        for match in re.finditer(r"^\| `(--[a-z-]+)[^\n]*", SECTIONS[section], re.MULTILINE)
+def rows_of(text: str) -> dict[str, str]:
+    return {
+        match[1]: match[0] for match in re.finditer(r"^\| `(--[a-z-]+)[^\n]*", text, re.MULTILINE)
     }
+
+
+def check(section: str, parser: argparse.ArgumentParser) -> None:
+    check_rows(section, rows_of(SECTIONS[section]), parser)
+
+
+def check_rows(section: str, rows: dict[str, str], parser: argparse.ArgumentParser) -> None:
     for action in flags_of(parser):
         flag = next(option for option in action.option_strings if option.startswith("--"))
         if flag == "--help":
@@ -72,6 +79,33 @@ def test_every_flag_of_the_status_program_is_on_the_page() -> None:
 
 def test_every_flag_of_the_model_builder_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     check("python -m sglang_afd.demo", demo_parser(monkeypatch))
+
+
+PLANNER = re.split(r"^### ", SECTIONS["python -m sglang_afd.planner"], flags=re.MULTILINE)
+PARTS = {part.splitlines()[0].replace("`", ""): rows_of(part) for part in PLANNER}
+# Commands that take the flags of another one, too; a flag of their own comes last and counts.
+SHARED = {
+    "predict": ["predict"],
+    "search": ["search"],
+    "explain": ["search", "explain"],
+    "what-if": ["search", "what-if"],
+    "simulate": ["predict", "simulate"],
+}
+
+
+@pytest.mark.parametrize("command", planner.COMMANDS)
+def test_every_flag_of_the_planner_is_on_the_page_and_no_other(command: str) -> None:
+    rows: dict[str, str] = {}
+    for name in ["Every command but profile", *SHARED.get(command, [])]:
+        rows |= PARTS[name]
+    if command == "profile":
+        rows = PARTS[command]
+    parser = planner.COMMANDS[command].parser(command)
+
+    check_rows(f"planner {command}", rows, parser)
+
+    known = {option for action in flags_of(parser) for option in action.option_strings}
+    assert set(PARTS[command]) <= known
 
 
 def test_the_merge_tool_has_no_flags_and_its_arguments_are_on_the_page() -> None:
@@ -114,7 +148,7 @@ def test_every_metric_of_the_router_is_on_the_page_and_no_other() -> None:
 def test_the_pages_programs_are_modules_of_this_package() -> None:
     programs = [name.split()[-1] for name in SECTIONS if name.startswith("python -m")]
 
-    assert len(programs) == 6
+    assert len(programs) == 7
     for name in programs:
         path = Path(__file__).parents[2] / Path(*name.split("."))
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), name

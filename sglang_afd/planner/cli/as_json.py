@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from sglang_afd.planner.causes import factors
+from sglang_afd.planner.causes import factors, kernels_note
 from sglang_afd.planner.cli.inputs import Inputs
 from sglang_afd.planner.deployment import Deployment
 from sglang_afd.planner.predict import Prediction
@@ -90,6 +90,7 @@ def speed_up_json(result: SpeedUp) -> dict[str, Any]:
     """The factors with their causes; `total` is their product."""
     return {
         "total": result.total,
+        "note": kernels_note(result),
         "factors": [
             {"name": name, "value": value, "cause": cause} for name, value, cause in factors(result)
         ],

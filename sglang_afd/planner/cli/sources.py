@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from sglang_afd.errors import ConfigError
@@ -34,7 +35,7 @@ class Source:
 
     def fitted(self) -> Fit:
         """Constants from all times; the priors without any."""
-        return fit(self.observations)
+        return _fit(self.observations)
 
     def routing_for(self, shape: ModelShape) -> Routing | None:
         """A measured histogram counts for its own model only."""
@@ -48,6 +49,12 @@ class Source:
         is_same_model = self.shape is not None and self.shape.name == shape.name
         is_same_gpu = self.gpu is not None and self.gpu.name == gpu.name
         return 0.0 if is_same_model and is_same_gpu else TRANSFER_NOISE
+
+
+@lru_cache(maxsize=4)
+def _fit(observations: tuple[Observation, ...]) -> Fit:
+    """A program that asks several questions of one source waits for its fit once."""
+    return fit(observations)
 
 
 def open_file(path: Path) -> Source:

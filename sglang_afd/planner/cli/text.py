@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from sglang_afd.planner.causes import describe_binding, factors
+from sglang_afd.planner.causes import describe_binding, factors, kernels_note
 from sglang_afd.planner.cli.inputs import Inputs
 from sglang_afd.planner.deployment import Deployment, Mode
 from sglang_afd.planner.gpu import GIB
@@ -120,6 +120,8 @@ def speed_up_lines(result: SpeedUp) -> list[str]:
     )
     for name, value, cause in factors(result):
         lines += wrapped(f"  {name}", f"{value:.3f}  {cause}")
+    if note := kernels_note(result):
+        lines += wrapped("  note", note)
     return lines
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from sglang_afd.planner.causes import describe_binding, factors
+from sglang_afd.planner.causes import describe_binding, factors, kernels_note
 from sglang_afd.planner.gpu import GIB
 from sglang_afd.planner.predict import Prediction
 from sglang_afd.planner.report import charts
@@ -124,7 +124,8 @@ def _causes(shown: Contents) -> str:
         f"<li><b>{escape(name)} {value:.3f}</b>: {escape(cause)}</li>"
         for name, value, cause in factors(shown.result)
     )
-    return f"<ul>{items}</ul>"
+    note = kernels_note(shown.result)
+    return f"<ul>{items}{f'<li>{escape(note)}</li>' if note else ''}</ul>"
 
 
 def _waits(shown: Contents) -> str:

@@ -18,10 +18,13 @@ def terminal_lines(shown: Contents) -> list[str]:
     base, best = shown.result.colocated, shown.result.disaggregated
     line = next(line for line in shown.lines if line.mlp_gpus == best.deployment.mlp_gpus)
     points = _thinned(line.points, best)
-    lines = ["speed-up against the ratio", *_bars(points, best, _speed_up_over(base), "x")]
-    lines += [f"  {'colocated':>11}  {_bar(1.0, _most(points, _speed_up_over(base)))} 1.00 x"]
+    gained = _speed_up_over(base)
+    most = max(1.0, *map(gained, points))
+    lines = ["speed-up against the ratio", *_bars(points, best, gained, most, "x")]
+    lines += [f"  {'colocated':>11}  {_bar(1.0, most)} 1.00 x"]
     lines += ["", "step time against the ratio"]
-    lines += _bars(points, best, lambda point: point.step_us / 1000, "ms")
+    longest = max(point.step_us for point in points) / 1000
+    lines += _bars(points, best, lambda point: point.step_us / 1000, longest, "ms")
     lines += ["", "what the speed-up is made of", f"  {'colocated':<20} 1.000"]
     level = 1.0
     for name, value, _ in factors(shown.result):
@@ -46,18 +49,17 @@ def _thinned(points: tuple[Prediction, ...], best: Prediction) -> list[Predictio
     return keep
 
 
-def _most(points: list[Prediction], value: Callable[[Prediction], float]) -> float:
-    return max(map(value, points))
-
-
 def _bar(value: float, most: float) -> str:
     return "#" * round(_BAR * min(value / max(most, 1e-9), 1.0))
 
 
 def _bars(
-    points: list[Prediction], best: Prediction, value: Callable[[Prediction], float], unit: str
+    points: list[Prediction],
+    best: Prediction,
+    value: Callable[[Prediction], float],
+    most: float,
+    unit: str,
 ) -> list[str]:
-    most = _most(points, value)
     lines = []
     for point in points:
         deployment = point.deployment
