@@ -99,7 +99,12 @@ async def serve(config: RouterConfig) -> None:
         async with running(fleet, session, config):
             logger.info(
                 "listening on %s, policy %s, %d servers to ask, %s",
-                *(doors.url, config.policy, len(fleet.statics()), _what_relays(config, doors)),
+                *(
+                    _url(config, doors),
+                    config.policy,
+                    len(fleet.statics()),
+                    _what_relays(config, doors),
+                ),
             )
             await _stop_signal()
             await plane.drain(config.shutdown_timeout_s)
@@ -134,6 +139,11 @@ async def _open_gateway(
         for listener in doors.own:
             await web.SockSite(runner, listener).start()
         yield gateway
+
+
+def _url(config: RouterConfig, doors: Doors) -> str:
+    """For clients."""
+    return doors.url.replace("http", settings.scheme(config), 1)
 
 
 def _what_relays(config: RouterConfig, doors: Doors) -> str:

@@ -78,6 +78,12 @@ def extra_flags(config: RouterConfig) -> list[str]:
         raise ConfigError(f"--smg-args got {config.smg_args!r}: {error}; quote it anew") from error
 
 
+def scheme(config: RouterConfig) -> str:
+    """How smg is spoken to."""
+    has_tls = any(word.startswith("--tls-cert-path") for word in extra_flags(config))
+    return "https" if has_tls else "http"
+
+
 def flags(
     config: RouterConfig, *, host: str, port: int, metrics_port: int, manifest: Path, own_key: str
 ) -> tuple[str, ...]:

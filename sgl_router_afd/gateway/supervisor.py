@@ -23,7 +23,7 @@ from sgl_router_afd.dataplane.counters import SharedCounters
 from sgl_router_afd.dataplane.handle import MAX_SHORT_LIVES, SHORT_LIFE_S
 from sgl_router_afd.dataplane.messages import NO_TABLE, BrokeOff, Table
 from sgl_router_afd.gateway.manifest import Manifest, manifest_of, write
-from sgl_router_afd.gateway.settings import extra_flags, flags
+from sgl_router_afd.gateway.settings import flags, scheme
 from sgl_router_afd.gateway.watch import Watch, read_workers
 from sglang_afd.errors import AfdError
 
@@ -188,7 +188,7 @@ class Gateway:
 
     async def _look(self) -> None:
         host, port = self._address
-        url = _url(self._scheme(), ANYWHERE.get(host, host), port)
+        url = _url(scheme(self._config), ANYWHERE.get(host, host), port)
         workers = read_workers(await self._ask(f"{url}/workers"))
         metrics = await self._ask(f"http://127.0.0.1:{self._metrics_port}/metrics")
         self._metrics = metrics.decode()
@@ -204,10 +204,6 @@ class Gateway:
             raise_for_status=True,
         ) as answer:
             return await answer.read()
-
-    def _scheme(self) -> str:
-        has_tls = any(word.startswith("--tls-cert-path") for word in extra_flags(self._config))
-        return "https" if has_tls else "http"
 
 
 def _who(manifest: Manifest) -> frozenset[object]:

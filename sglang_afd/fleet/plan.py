@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,8 +23,23 @@ STOP_SIGNALS = {"attn": signal.SIGINT, "mlp": signal.SIGTERM}
 
 def router_url(config: LaunchConfig) -> str:
     """Where this host reaches the router."""
-    host = ANY_ADDRESS.get(config.host, config.host)
-    return f"http://[{host}]:{config.port}" if ":" in host else f"http://{host}:{config.port}"
+    return _url_here(config.host, config.port)
+
+
+def _router_own_url(config: LaunchConfig) -> str:
+    """Where it reaches the router's own endpoints, which are apart with `--data-plane smg`."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--data-plane", default="relay")
+    parser.add_argument("--control-port", type=int, default=0)
+    args, _ = parser.parse_known_args(config.router_args)
+    if args.data_plane == "relay":
+        return router_url(config)
+    return _url_here(config.host, args.control_port or config.port + 1)
+
+
+def _url_here(host: str, port: int) -> str:
+    host = ANY_ADDRESS.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +94,7 @@ class Plan:
         return ServerSpec(
             name="router",
             argv=(*argv, *self.config.router_args),
-            status_url=router_url(self.config) + HEALTH_PATH,
+            status_url=_router_own_url(self.config) + HEALTH_PATH,
             stop_stage=STOP_STAGES["router"],
         )
 

@@ -175,3 +175,19 @@ def test_the_router_is_reached_on_an_address_of_this_host(host: str, url: str) -
 )
 def test_a_status_says_what_is_missing(status: object, missing: str) -> None:
     assert missing_from(status) == missing
+
+
+@pytest.mark.parametrize(
+    ("args", "port"),
+    [
+        ("--policy prefix", 30000),
+        ("--data-plane smg", 30001),
+        ("--data-plane=smg --control-port 7 --lease-s 3", 7),
+    ],
+)
+def test_the_router_is_asked_where_its_own_endpoints_are(args: str, port: int) -> None:
+    config = parse_args([f"--router-args={args}", "--port", "30000"])
+
+    router = servers_of(config)[-1]
+
+    assert router.status_url == f"http://127.0.0.1:{port}/health"

@@ -79,6 +79,12 @@ def test_flags_of_ones_own_come_before_those_that_must_hold() -> None:
     assert given.index("--tool-call-parser qwen") < given.index("--enable-igw")
 
 
+@pytest.mark.parametrize("word", ["--tls-cert-path a.pem", "--tls-cert-path=a.pem"])
+def test_smg_with_a_certificate_is_spoken_to_accordingly(word: str) -> None:
+    assert settings.scheme(config(smg_args=word)) == "https"
+    assert settings.scheme(config()) == "http"
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
