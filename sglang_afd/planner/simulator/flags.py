@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,13 @@ def add_simulation_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         help="of the deployment, each with its own copies of the experts. Default: 1.",
+    )
+    add(
+        "--processes",
+        metavar="N",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="that play groups side by side. Default: the number of cores.",
     )
     add(
         "--rounds",
@@ -138,6 +146,7 @@ def read_options(args: argparse.Namespace) -> Options:
         seed=args.seed,
         instances=args.instances,
         has_rounds=args.rounds == "on",
+        num_processes=args.processes,
         span=Span(first_step=args.warm_steps) if args.timeline else None,
     )
 

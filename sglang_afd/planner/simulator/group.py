@@ -83,6 +83,7 @@ class Group:
     _attachments: int = 0
     _epochs: dict[Any, int] = field(default_factory=dict)
     _is_down: bool = False
+    _has_lost: bool = False  # an attention server, at some time
     _remaining: set[int] = field(default_factory=set)
     _cold: set[int] = field(default_factory=set)
     _downs: list[tuple[float, float]] = field(default_factory=list)
@@ -119,7 +120,10 @@ class Group:
             while self._heap and self._heap[0][0] <= self.now_us:
                 _, _, kind, what = heapq.heappop(self._heap)
                 self.num_events += 1
-                must_ask |= self._happens(kind, what)
+                if kind is Kind.ARRIVE:  # nearly all are
+                    must_ask |= self._arrive(*what)
+                else:
+                    must_ask |= self._happens(kind, what)
             if must_ask and self._running is None and not self._is_down:
                 self._go()
 
@@ -148,8 +152,6 @@ class Group:
     def _happens(self, kind: Kind, what: Any) -> bool:
         """Whether rank 0 has to be asked what to run."""
         match kind:
-            case Kind.ARRIVE:
-                return self._arrive(*what)
             case Kind.DONE:
                 self._done(what)
             case Kind.FOLLOW:
@@ -279,7 +281,7 @@ class Group:
         rows_at_us = []
         for member in unit.members:
             server = self._server(member)
-            if server.waits_for(member):
+            if not self._has_lost or server.waits_for(member):
                 rows_at_us.append(server.rows_at_us(member.micro_batch_id))
         return rows_at_us
 
@@ -334,6 +336,7 @@ class Group:
         else:
             server = self.servers[failure.index]
             server.lose(self.now_us)
+            self._has_lost = True
             self._push(
                 self.now_us + self.options.notice_us, Kind.NOTICE, (server, server.incarnation)
             )

@@ -159,7 +159,7 @@ class Server:
         """When each rank has the rows of this micro-batch; one number is for all."""
         assert self.plan is not None, "no step was begun"
         op, left_us = self._sent[part]
-        return [left_us + out_us for out_us in self.plan.out_us[op]]
+        return list(map(left_us.__add__, self.plan.out_us[op]))
 
     def arrived(self, part: int, now_us: float) -> None:
         """Rank 0 has the rows."""
