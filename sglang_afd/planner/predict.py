@@ -149,18 +149,20 @@ def _colocated(scenario: Scenario, deployment: Deployment) -> tuple[StageTimes, 
     constants, ranks = scenario.constants, deployment.expert_parallel
     tokens = deployment.batch_per_attn_gpu * scenario.workload.verify_tokens
     kernel = _grouped_kernel(constants)
+    whole, rest = divmod(tokens, COLOCATED_CHUNK_TOKENS)
     pieces = []
     exchange_us = 0.0
-    for start in range(0, tokens, COLOCATED_CHUNK_TOKENS):
-        piece = min(COLOCATED_CHUNK_TOKENS, tokens - start)
-        pieces.append(_experts(scenario, kernel, piece * ranks, ranks))
-        exchange_us += exchange.colocated_us(
+    for times, piece in ((whole, COLOCATED_CHUNK_TOKENS), (1, rest)):
+        if not times or not piece:
+            continue
+        pieces.append((times, _experts(scenario, kernel, piece * ranks, ranks)))
+        exchange_us += times * exchange.colocated_us(
             scenario.shape, scenario.gpu, constants, tokens=piece, num_ranks=ranks
         )
     experts = ExpertTime(
-        fixed_us=sum(piece.fixed_us for piece in pieces),
-        weights_us=sum(piece.weights_us for piece in pieces),
-        compute_us=sum(piece.compute_us for piece in pieces),
+        fixed_us=sum(times * piece.fixed_us for times, piece in pieces),
+        weights_us=sum(times * piece.weights_us for times, piece in pieces),
+        compute_us=sum(times * piece.compute_us for times, piece in pieces),
     )
     core_us = _core_us(scenario, deployment)
     dense_us = _dense_us(scenario, tokens, constants.colocated_dense_fixed_us)

@@ -105,6 +105,8 @@ def read_profile(path: Path) -> Profile:
         )
     profile = decode(Profile, data, str(path))
     assert isinstance(profile, Profile), "decode returns what it was asked for"
+    if refusal := profile.provenance.get("refused"):
+        raise ConfigError(f"{path}: `profile` marked it as unusable: {refusal}")
     return profile
 
 

@@ -17,28 +17,40 @@ from sglang_afd.planner.shape import ModelShape
 
 MOST_UNMATCHED = 0.02  # of the time; above it a stage could be wrong by more than a fit should be
 _MOST_WEIGHT_ERROR = 0.25
+_TYPE_BYTES = (1.0, 2.0, 4.0)
 
 
 def measured_shape(shape: ModelShape, memory: MemoryUse) -> ModelShape:
-    """With the width of the cache as it was found.
+    """With the widths of weights and cache as they were found: SGLang loads float32 as 16 bits.
 
     Raises: ConfigError, when the loaded model is not what the shape says.
     """
     elements = shape.kv_elements_per_token * shape.num_kv_layers
     width = memory.kv_bytes_per_token / elements
-    weights = shape.all_dense_bytes + shape.all_expert_bytes
     if not 0.4 < width < 4.4:
         raise ConfigError(
             f"model {shape.name}: its cache takes {memory.kv_bytes_per_token:.0f} bytes a token, "
             f"{width:.2f} for each number of the shape read from config.json; wanted 0.5 to 4. "
             "The planner does not know this kind of attention"
         )
-    if abs(memory.weight_bytes / weights - 1) > _MOST_WEIGHT_ERROR:
-        raise ConfigError(
-            f"model {shape.name}: {memory.weight_bytes / 1e9:.2f} GB of weights were loaded, "
-            f"config.json says {weights / 1e9:.2f} GB; its shape or its quantization is misread"
-        )
-    return replace(shape, kv_element_bytes=round(width, 3))
+    # A pool has a few places more than it tells, and its width is that of a type.
+    near = min(_TYPE_BYTES, key=lambda size: abs(width / size - 1))
+    shape = replace(shape, kv_element_bytes=near if abs(width / near - 1) < 0.05 else width)
+    for weight_bytes in _widths(shape):
+        found = replace(shape, weight_bytes=weight_bytes)
+        expected = found.all_dense_bytes + found.all_expert_bytes
+        if abs(memory.weight_bytes / expected - 1) <= _MOST_WEIGHT_ERROR:
+            return found
+    weights = shape.all_dense_bytes + shape.all_expert_bytes
+    raise ConfigError(
+        f"model {shape.name}: {memory.weight_bytes / 1e9:.4g} GB of weights were loaded, "
+        f"config.json says {weights / 1e9:.4g} GB; its shape or its quantization is misread"
+    )
+
+
+def _widths(shape: ModelShape) -> tuple[float, ...]:
+    quantized = shape.weight_bytes < 2
+    return (shape.weight_bytes,) if quantized else (shape.weight_bytes, 2.0, 4.0)
 
 
 def measurements(shape: ModelShape, cases: Sequence[CaseTimes]) -> tuple[Measurement, ...]:

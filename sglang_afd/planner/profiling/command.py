@@ -8,7 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
         _check_quantization(model_path, kind)
         shape = replace(_shape(model_path), **({"name": args.name} if args.name else {}))
         _check_room(device, shape, plan, kind)
-        profile = _measure(args, plan, device, gpu, shape, model_path)
+        flags = _sglang_flags(args, plan, model_path, kind)
+        profile = _measure(args, plan, device, gpu, shape, flags)
         if not args.out:
             output.write(profile_text(profile))
     return 0
@@ -77,7 +78,7 @@ def _measure(
     device: Device,
     gpu: Gpu | None,
     shape: ModelShape,
-    model_path: str,
+    flags: Sequence[str],
 ) -> Profile:
     # SGLang and torch read these when they are imported.
     if device.kind == "cpu":
@@ -97,9 +98,9 @@ def _measure(
         shape=shape,
         device=device,
         gpu=gpu,
-        flags=tuple(_sglang_flags(args, plan, model_path, device.kind)),
+        flags=tuple(flags),
         has_random_weights=args.load_format == "dummy",
-        model_path=model_path,
+        model_path=args.model_path or "the embedded model",
     )
     return _run_session(args, Session, wanted)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -43,8 +44,8 @@ def measure_peaks(dtype: torch.dtype) -> Peaks:
     """A product with one row reads; one with many rows computes."""
     size = torch.empty((), dtype=dtype).element_size()
     count = max(1, _READ_BYTES // (_WIDTH * _WIDTH * size))
-    weights = [torch.randn(_WIDTH, _WIDTH).to(dtype) for _ in range(count)]
-    row, rows = torch.randn(1, _WIDTH).to(dtype), torch.randn(_ROWS, _WIDTH).to(dtype)
+    weights = [torch.full((_WIDTH, _WIDTH), 0.01, dtype=dtype) for _ in range(count)]
+    row, rows = torch.ones((1, _WIDTH), dtype=dtype), torch.ones((_ROWS, _WIDTH), dtype=dtype)
     read_us = _median_us(lambda: [functional.linear(row, weight) for weight in weights])
     compute_us = _median_us(lambda: functional.linear(rows, weights[0]))
     return Peaks(
@@ -58,6 +59,7 @@ def describe(
 ) -> Gpu:
     """Fixed costs and the reach of attention come from the samples, the rest from the peaks."""
     scale = _operator_scale(peaks, shape, samples)
+    servers = max(os.cpu_count() or 1, 2)  # that this machine runs at once
     request_us, cached_token_us = _core_costs(samples, DEFAULTS.core_fixed_us * scale)
     reading = peaks.bytes_per_us * DEFAULTS.kv_read_efficiency
     share = shape.kv_bytes_per_token_layer / (cached_token_us * reading)
@@ -70,8 +72,8 @@ def describe(
         bf16_flops_per_us=peaks.flops_per_us,
         fp8_flops_per_us=peaks.flops_per_us,
         fp4_flops_per_us=peaks.flops_per_us,
-        gpus_per_node=1,
-        link_domain_gpus=1,
+        gpus_per_node=servers,
+        link_domain_gpus=servers,
         source="matrix products and this model's layers, measured by `profile`",
         operator_scale=scale,
         cache_read_share=min(max(share, 1e-3), 10.0),

@@ -56,6 +56,7 @@ def _changed(tmp_path: Path, change: Any) -> Path:
     [
         (lambda data: data.update(schema_version=99), "schema 99"),
         (lambda data: data.pop("gpu"), "has no gpu"),
+        (lambda data: data["provenance"].update(refused="strange_kernel"), "strange_kernel"),
         (lambda data: data.update(extra=1), "unknown field 'extra'"),
         (lambda data: data["shape"].update(num_layers="94"), r"shape\.num_layers: is '94'"),
         (lambda data: data["measurements"][0]["deployment"].update(mode="fast"), "one of"),
