@@ -29,6 +29,7 @@ from sglang_afd.errors import AfdError
 
 logger = logging.getLogger(__name__)
 
+START_S = 30.0  # what smg gets to answer for the first time
 END_S = 5.0  # what smg gets to end beyond the time that running requests get
 WATCH_S = 1.0
 SETTLE_S = 0.1  # between two looks while smg has not yet taken the latest manifest
@@ -38,7 +39,7 @@ ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where an address that means 
 
 
 class GatewayFailed(AfdError):
-    """smg ends whenever it is started."""
+    """smg ends whenever it is started, or does not answer."""
 
 
 class Gateway:
@@ -175,11 +176,18 @@ class Gateway:
                 await process.wait()
 
     async def _keep_watching(self) -> None:
+        """Raises: GatewayFailed, when it never answers, or nothing that is understood."""
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + START_S
         while True:
             try:
                 await self._look()
             except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
                 logger.debug("smg does not answer: %s", error)
+                if loop.time() > give_up_s and not self._is_listening.is_set():
+                    raise GatewayFailed(
+                        f"smg does not answer within {START_S:g} s: {error}"
+                    ) from error
             is_up = self._is_listening.is_set()
             rest_s = (WATCH_S if self._watch.is_settled else SETTLE_S) if is_up else LOOK_AGAIN_S
             with contextlib.suppress(TimeoutError):
