@@ -179,6 +179,13 @@ def test_a_server_that_is_added_while_the_router_runs_gets_requests_and_leaves_w
     assert removed.status in (200, 202)
 
 
+def test_a_router_without_any_server_has_an_empty_list_of_models() -> None:
+    with RouterProcess() as router:
+        reply = router.ask("GET", "/v1/models")
+
+    assert (reply.status, json.loads(reply.body)) == (200, {"object": "list", "data": []})
+
+
 def test_a_drained_server_gets_no_new_requests_until_that_is_taken_back(attn: FakeAttn) -> None:
     with FakeAttn() as other, RouterProcess(attn.url, other.url) as router:
         router.wait_for_state(attn, "serving")
