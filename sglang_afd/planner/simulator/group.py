@@ -82,7 +82,9 @@ class Group:
     _epoch: int = 0  # of the MLP side; what was sent in an earlier one is void
     _attachments: int = 0
     _epochs: dict[Any, int] = field(default_factory=dict)
-    _is_down: bool = False
+    _num_lost_ranks: int = 0
+    _down_from_us: float = 0.0
+    _has_lost_leader: bool = False
     _has_lost: bool = False  # an attention server, at some time
     _remaining: set[int] = field(default_factory=set)
     _cold: set[int] = field(default_factory=set)
@@ -92,8 +94,11 @@ class Group:
         num_ranks = self.options.num_ranks
         layers = range(self.servers[0].num_layers)
         self.source = self.options.make_source(layers)
-        ranks = PlayedRanks if self.options.is_literal else FollowingRanks
-        self.ranks = ranks(num_ranks, self.costs)
+        if self.options.is_literal:
+            has_rounds = isinstance(self.source, Rounds)
+            self.ranks = PlayedRanks(num_ranks, self.costs, has_rounds=has_rounds)
+        else:
+            self.ranks = FollowingRanks(num_ranks, self.costs)
         self._busy_before_us = [0.0] * num_ranks
         self._remaining = {server.number for server in self.servers}
         self._cold = {server.number for server in self.servers if server.warm_steps}
@@ -126,6 +131,10 @@ class Group:
                     must_ask |= self._happens(kind, what)
             if must_ask and self._running is None and not self._is_down:
                 self._go()
+
+    @property
+    def _is_down(self) -> bool:
+        return self._num_lost_ranks > 0
 
     @property
     def _next_us(self) -> float:
@@ -166,7 +175,7 @@ class Group:
             case Kind.IDLE:
                 self.source.withdrawn(what.number, self.now_us * US, what.step + 1)
             case Kind.RETURN:
-                self._return(*what)
+                self._return(what)
         return True
 
     # Attention servers
@@ -344,7 +353,7 @@ class Group:
                 self._remaining.discard(server.number)
                 self._cold.discard(server.number)
         if back_us < math.inf:
-            self._push(self.now_us + back_us, Kind.RETURN, (failure, self.now_us))
+            self._push(self.now_us + back_us, Kind.RETURN, failure)
 
     def _detach_all(self) -> None:
         """How many orders the lost rank had run is not known: every exchange begins anew."""
@@ -355,7 +364,9 @@ class Group:
             self.source.peer_gone(server.number, self.now_us * US)
             self.ranks.gone(server.number, self.now_us)
         self.ranks.clear(self.now_us)
-        self._is_down = True
+        if not self._num_lost_ranks:
+            self._down_from_us = self.now_us
+        self._num_lost_ranks += 1
         self._epoch += 1
         self._awaited, self._wake_us = set(), math.inf
 
@@ -364,7 +375,7 @@ class Group:
             self.source.peer_gone(server.number, self.now_us * US)
             self.ranks.gone(server.number, self.now_us)
 
-    def _return(self, failure: Failure, lost_us: float) -> None:
+    def _return(self, failure: Failure) -> None:
         if failure.lost is Lost.ATTENTION:
             server = self.servers[failure.index]
             server.come_back(self.now_us)
@@ -372,10 +383,14 @@ class Group:
                 self._attach(server)
             self._push(self.now_us, Kind.START, (server, server.incarnation))
             return
-        self._is_down = False
+        self._num_lost_ranks -= 1
+        self._has_lost_leader |= failure.index == 0
+        if self._is_down:
+            return
         self._epoch += 1
-        self._downs.append((lost_us, self.now_us))
-        if failure.index == 0:
+        self._downs.append((self._down_from_us, self.now_us))
+        if self._has_lost_leader:
+            self._has_lost_leader = False
             self.source = self.options.make_source(range(self.servers[0].num_layers))
             self.ranks.leader_changed(self.now_us)
         for server in self.servers:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sglang_afd.planner.simulator.plan import RankCosts
+from sglang_afd.rounds.arrival import ArrivalQueue
 from sglang_afd.rounds.follower import FollowerQueue
 from sglang_afd.rounds.orders import order_of
 from sglang_afd.rounds.units import Member, Unit
@@ -88,7 +89,7 @@ class FollowingRanks:
 
 @dataclass(slots=True)
 class _Follower:
-    queue: FollowerQueue = field(default_factory=FollowerQueue)
+    queue: FollowerQueue | ArrivalQueue
     running: Unit | None = None
     ends_us: float = 0.0
 
@@ -103,9 +104,10 @@ class _Open:
 class PlayedRanks:
     """Ranks other than 0 with the queues that real ones have, event by event."""
 
-    def __init__(self, num_ranks: int, costs: RankCosts) -> None:
+    def __init__(self, num_ranks: int, costs: RankCosts, *, has_rounds: bool) -> None:
         self._costs = costs
-        self._followers = [_Follower() for _ in range(num_ranks - 1)]
+        queue = FollowerQueue if has_rounds else ArrivalQueue
+        self._followers = [_Follower(queue()) for _ in range(num_ranks - 1)]
         self._open: dict[Member, _Open] = {}
         self._answered: list[Answered] = []
         self.busy_us = [0.0] * num_ranks
@@ -125,7 +127,8 @@ class PlayedRanks:
     def leader_changed(self, now_us: float) -> None:
         """Another rank 0 begins its own sequence."""
         for follower in self._followers:
-            follower.queue.leader_changed(now_us * US)
+            if isinstance(follower.queue, FollowerQueue):
+                follower.queue.leader_changed(now_us * US)
 
     def clear(self, now_us: float) -> None:
         """All ranks drop what they run."""
@@ -143,10 +146,11 @@ class PlayedRanks:
         took_us = self._costs.unit_us(0, unit)
         self.busy_us[0] += took_us
         self.leader_ends_us = now_us + took_us
-        if unit.is_prefill:
-            return []
+        if unit.is_prefill or not unit.sequence:
+            return []  # every rank cuts prefill by itself; without rounds there are no orders
         order = order_of(unit, epochs)
         for follower in self._followers:
+            assert isinstance(follower.queue, FollowerQueue), "an order without rounds"
             follower.queue.ordered(order)
         return [(now_us, rank) for rank in range(1, len(self._followers) + 1)]
 

@@ -52,6 +52,7 @@ class Simulated:
     num_servers: int
     num_ranks: int
     num_groups: int
+    num_stuck_groups: int  # whose MLP servers never came back
     num_events: int
     intervals: tuple[Interval, ...]  # of the span that was asked for
     steps_us: tuple[tuple[float, ...], ...]  # of each server, by group and number

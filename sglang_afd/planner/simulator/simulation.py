@@ -211,6 +211,7 @@ def summarize(
         num_servers=len(servers),
         num_ranks=len(busy),
         num_groups=len(groups),
+        num_stuck_groups=sum(group.is_stuck for group in groups),
         num_events=sum(group.num_events for group in groups),
         intervals=tuple(
             interval

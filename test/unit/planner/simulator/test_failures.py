@@ -35,6 +35,17 @@ def test_a_lost_rank_costs_its_group_the_time_until_it_is_back_and_one_unit(
     assert 0 < found.exchanges.resent <= 16
 
 
+def test_a_group_stands_still_until_the_last_of_its_lost_ranks_is_back() -> None:
+    early = Failure(lost=Lost.MLP, index=1, at_us=30_000, back_after_us=AWAY_US)
+    late = Failure(lost=Lost.MLP, index=0, at_us=50_000, back_after_us=AWAY_US)
+
+    predicted, found = both(deployment(8, 2), _with(early, late), num_steps=12)
+
+    for steps_us in found.steps_us:
+        extra_us = sum(steps_us) - len(steps_us) * predicted.step_us
+        assert extra_us == pytest.approx(AWAY_US + 20_000, abs=1_000)
+
+
 def test_other_groups_do_not_notice_a_lost_rank() -> None:
     failure = Failure(lost=Lost.MLP, group=1, index=1, at_us=30_000, back_after_us=AWAY_US)
     where = deployment(12, 6, 2)
@@ -93,6 +104,7 @@ def test_a_rank_that_never_comes_back_stops_its_group_and_no_other() -> None:
     assert all(len(steps_us) < 12 for steps_us in found.steps_us[4:])
     assert 0.5 < found.tokens_per_s_per_gpu / calm.tokens_per_s_per_gpu < 0.95
     assert found.shares.failure > 0.1
+    assert found.num_stuck_groups == 1
 
 
 def test_a_server_that_hangs_is_parked_and_the_others_go_on() -> None:

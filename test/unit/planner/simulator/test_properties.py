@@ -82,6 +82,10 @@ def test_every_exchange_is_answered_once_or_lost_with_its_server(
     under_way = counts.sent - counts.answered - counts.lost
     assert 0 <= under_way <= found.num_servers * m
     assert sum(astuple(found.shares)) == pytest.approx(1) or not all_steps(found)
+    is_lost_for_ever = any(
+        each.lost is Lost.MLP and each.back_after_us is None for each in disturbance.failures
+    )
+    assert is_lost_for_ever or not found.num_stuck_groups
 
 
 @pytest.mark.parametrize("case", ["typical", "noisy", "trouble"])
