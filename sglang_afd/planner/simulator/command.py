@@ -81,9 +81,10 @@ def simulation_json(found: Simulated) -> dict[str, Any]:
 
 def _lines(prediction: Prediction, found: Simulated) -> list[str]:
     step = found.step
-    servers = (
-        f"{found.num_groups} groups, {found.num_servers} attention GPUs, {found.num_ranks} MLP GPUs"
-    )
+    groups = "1 group" if found.num_groups == 1 else f"{found.num_groups} groups"
+    servers = f"{groups}, {found.num_servers} attention GPUs, {found.num_ranks} MLP GPUs"
+    if found.num_stuck_groups:
+        servers += f"; {found.num_stuck_groups} stand still since their MLP GPUs never come back"
     rows = [
         ("step, mean ms", f"{prediction.step_us / 1000:.2f}", f"{step.mean_us / 1000:.2f}"),
         ("step, p50 ms", "", f"{step.p50_us / 1000:.2f}"),
