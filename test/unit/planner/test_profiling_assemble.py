@@ -161,6 +161,16 @@ def expert_sample(tokens: int, offered: int, truth: Constants) -> ExpertSample:
     return replace(empty, time_us=time_us, experts_hit=routing.distinct_experts(tokens))
 
 
+@pytest.mark.parametrize("offered", [8, 32, 128])
+def test_a_sample_is_routed_to_the_experts_it_offers_and_no_others(offered: int) -> None:
+    sample = ExpertSample(tokens=8, experts_offered=offered, experts_hit=offered, time_us=10)
+
+    routing = sample.routing(SHAPE)
+
+    assert sum(p > 0 for p in routing.probabilities) == offered
+    assert routing.experts_per_token == pytest.approx(8)
+
+
 def test_a_sample_that_offers_fewer_experts_than_a_token_needs_is_refused() -> None:
     sample = ExpertSample(tokens=8, experts_offered=7, experts_hit=7, time_us=10)
 

@@ -78,8 +78,13 @@ def test_steps_are_predicted_from_the_profile_that_measured_them(profiled: Path)
 
 def test_a_profile_that_is_twice_too_slow_is_out_of_bounds(profiled: Path, tmp_path: Path) -> None:
     data = json.loads(profiled.read_text())
-    for row in data["measurements"]:
+    for row in (*data["measurements"], *data["expert_samples"]):
         row["time_us"] *= 2
+    for name, value in data["gpu"].items():
+        if name.endswith("_per_us"):
+            data["gpu"][name] = value / 2
+        elif name in ("operator_scale", "core_request_us"):
+            data["gpu"][name] = value * 2
     (tmp_path / "slow.json").write_text(json.dumps(data))
 
     errors = step_errors_pct(read_profile(tmp_path / "slow.json"), read_profile(profiled))
