@@ -11,8 +11,10 @@ from planner_cases import PRIORS, said, site, told
 
 from sglang_afd.planner.__main__ import main
 from sglang_afd.planner.answer import answer
+from sglang_afd.planner.causes import factors
 from sglang_afd.planner.gpu import GPUS
 from sglang_afd.planner.pipeline import Pipeline
+from sglang_afd.planner.report import charts
 from sglang_afd.planner.report.contents import contents, timeline
 from sglang_afd.planner.report.svg import Chart, nice_ticks
 from sglang_afd.planner.search import Space
@@ -136,6 +138,41 @@ def test_the_lines_go_through_the_best_deployment_and_above_no_better_one() -> N
         assert all(point.deployment.mlp_gpus == line.mlp_gpus for point in line.points)
         counts = [point.deployment.attn_gpus for point in line.points]
         assert counts == sorted(set(counts))
+
+
+def test_the_bars_of_the_waterfall_go_from_1_to_the_speed_up() -> None:
+    where, space = site(), Space(max_gpus=8)
+    shown = contents(where, space, answer(PRIORS, where, space))
+    assert shown is not None
+
+    picture = charts.waterfall_chart(shown)
+
+    bars = [
+        (kind, float(top), float(top) + float(height))
+        for kind, top, height in re.findall(
+            r'class="bar (\w+)" x="[\d.]+" y="([\d.]+)" width="[\d.]+" height="([\d.]+)"', picture
+        )
+    ]
+    (_, top, base), *steps, (_, last_top, last_base) = bars
+    assert [kind for kind, *_ in bars] == ["total", *(kind for kind, *_ in steps), "total"]
+    assert (last_base - last_top) / (base - top) == pytest.approx(shown.result.total, rel=0.02)
+    level = top
+    for (kind, low, high), (_, value, _) in zip(steps, factors(shown.result), strict=True):
+        assert kind == ("gain" if value >= 1 else "loss")
+        start, stop = (high, low) if value >= 1 else (low, high)
+        assert start == pytest.approx(level, abs=1.1)
+        level = stop
+    assert level == pytest.approx(last_top, abs=1.1)
+
+
+def test_bars_in_the_terminal_are_as_long_as_their_numbers() -> None:
+    shown = said("explain", *INPUTS, "--max-tpot", "20")
+
+    part = shown.split("speed-up against the ratio")[1].split("step time")[0]
+    bars = [(len(bar), float(value)) for bar, value in re.findall(r"(#+) ([\d.]+) x", part)]
+    assert len(bars) >= 4
+    for length, value in bars:
+        assert length == pytest.approx(50 * value / max(v for _, v in bars), abs=1)
 
 
 def test_the_timeline_keeps_stages_apart_and_has_the_pace_of_the_closed_form() -> None:

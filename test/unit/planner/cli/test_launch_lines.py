@@ -82,6 +82,9 @@ def test_our_parsers_take_every_line(attn: int, mlp: int, model: str, gpu: str) 
     configs, rests = _parse(lines)
     roles = Counter(config.role for config in configs)
     assert roles == {Role.ATTN: attn, Role.MLP: mlp}
+    for config in configs:
+        if config.role is Role.MLP:
+            assert config.max_peers >= attn
     router = parse_router(shlex.split(lines.router.text)[3:])
     assert router.ratio == f"{attn}:{mlp}"
     for rest in rests:

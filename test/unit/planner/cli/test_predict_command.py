@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import re
-from math import prod
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,9 @@ from hypothesis import strategies as some
 from planner_cases import COLLECTION, PRIORS, said, site, told
 
 from sglang_afd.planner.causes import factors
+from sglang_afd.planner.cli.sources import TRANSFER_NOISE, Source
 from sglang_afd.planner.deployment import Deployment, Mode
+from sglang_afd.planner.known_models import known_shape
 from sglang_afd.planner.predict import predict
 from sglang_afd.planner.profile import Measurement, Profile, write_profile
 from sglang_afd.planner.speedup import speed_up
@@ -35,7 +37,7 @@ def test_the_published_speed_up_over_the_best_colocated_deployment_is_met() -> N
 def test_the_factors_multiply_to_the_speed_up_and_each_has_a_cause() -> None:
     shown = told("predict", *MEASURED, *SEVEN_TO_ONE)["speed_up"]
 
-    assert prod(factor["value"] for factor in shown["factors"]) == pytest.approx(
+    assert math.prod(factor["value"] for factor in shown["factors"]) == pytest.approx(
         shown["total"], rel=1e-9
     )
     assert [factor["name"] for factor in shown["factors"]] == [
@@ -74,6 +76,58 @@ def test_a_named_baseline_is_taken() -> None:
     assert answer["baseline"]["deployment"]["batch"] == 50
 
 
+def test_a_batch_of_the_baseline_is_taken_without_its_width() -> None:
+    answer = told("predict", *SMALL, "--attn-gpus", 4, "--mlp-gpus", 4, "--baseline-batch", 50)
+
+    assert answer["baseline"]["deployment"]["batch"] == 50
+
+
+def test_an_fp8_cache_holds_twice_the_tokens() -> None:
+    flags = ("--mode", "colocated", "--attn-gpus", 4)
+
+    wide, narrow = (
+        told("predict", *SMALL, *flags, "--kv-dtype", kind)["prediction"]["memory"][0]
+        for kind in ("bf16", "fp8")
+    )
+
+    assert narrow["kv_capacity_tokens"] == pytest.approx(2 * wide["kv_capacity_tokens"], rel=1e-5)
+
+
+@pytest.mark.parametrize(("left", "expected"), [(0, "more cache"), (60, "more requests")])
+def test_the_cause_of_a_larger_batch_is_memory_only_where_memory_was_full(
+    left: int, expected: str
+) -> None:
+    where = site(context=16_384)
+    base = Deployment(mode=Mode.COLOCATED, attn_gpus=4, expert_parallel=4, batch_per_attn_gpu=1)
+    full = where.room(base)
+
+    result = speed_up(
+        where.scenario,
+        base.with_batch(full - left),
+        Deployment(
+            mode=Mode.AFD,
+            attn_gpus=4,
+            mlp_gpus=2,
+            expert_parallel=2,
+            micro_batches=2,
+            batch_per_attn_gpu=full + 4,
+        ),
+    )
+
+    assert expected in factors(result)[0][2]
+
+
+def test_a_histogram_counts_for_its_own_model_only() -> None:
+    shape = known_shape("Qwen3-30B-A3B")
+    source = Source(kind="profile", label="", shape=shape, expert_probabilities=(8 / 128,) * 128)
+
+    own, other = source.routing_for(shape), source.routing_for(known_shape("Qwen3-235B-A22B"))
+
+    assert own is not None
+    assert own.placed
+    assert other is None
+
+
 def test_a_colocated_deployment_is_predicted_without_a_comparison() -> None:
     answer = told("predict", *SMALL, "--mode", "colocated", "--attn-gpus", 4)
 
@@ -100,6 +154,10 @@ def test_the_prediction_is_that_of_the_model(mode: str) -> None:
     )
     assert shown["prediction"]["step_ms"] * 1000 == pytest.approx(expected.step_us)
     assert shown["prediction"]["binding"] == expected.binding
+    of_priors = PRIORS.relative_error(site().scenario, expected.deployment)
+    assert shown["prediction"]["step_relative_error"] == pytest.approx(
+        math.hypot(of_priors, TRANSFER_NOISE)
+    )
 
 
 @given(before=some.integers(16, 250), after=some.integers(16, 300), count=some.integers(1, 4))

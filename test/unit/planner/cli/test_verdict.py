@@ -10,10 +10,11 @@ from planner_cases import PRIORS, site
 
 from sglang_afd.planner.answer import answer, compare
 from sglang_afd.planner.constants import NAMES, Constants
-from sglang_afd.planner.deployment import ExpertKernels
-from sglang_afd.planner.fit import ROW_NOISE
+from sglang_afd.planner.deployment import Deployment, ExpertKernels
+from sglang_afd.planner.fit import ROW_NOISE, Fit, Observation, fit
 from sglang_afd.planner.gpu import GPUS
 from sglang_afd.planner.search import Space, search
+from sglang_afd.planner.site import Site
 from sglang_afd.planner.verdict import Answer, judge
 
 NOTHING = np.zeros(len(NAMES))
@@ -51,22 +52,38 @@ def test_the_error_of_equal_steps_is_that_of_two_rows() -> None:
     assert verdict.probability == pytest.approx(0.5)
 
 
+def _fitted(where: Site, deployments: list[Deployment]) -> Fit:
+    """To its own predictions: constants stay, and what rows cannot tell apart is correlated."""
+    return fit(
+        [
+            Observation(
+                scenario=where.scenario,
+                deployment=deployment,
+                time_us=where.predict(deployment).step_us,
+            )
+            for deployment in deployments
+        ]
+    )
+
+
 def test_the_error_is_that_of_drawn_constants() -> None:
     where = site("Qwen3-235B-A22B-FP8", GPUS["GB200"], 8192)
     found = search(where, Space(max_gpus=32))
     base, other = found.colocated.best, found.disaggregated.best
     assert base is not None
     assert other is not None
+    sides = [base.deployment, other.deployment]
+    fitted = _fitted(where, [side.with_batch(n) for side in sides for n in (8, 32, 90)])
     small = 0.05  # so small that the steps are linear in it and no constant meets a bound
 
-    verdict = compare(PRIORS, where, base, other)
+    verdict = compare(fitted, where.with_constants(fitted.constants), base, other)
 
     rng = np.random.default_rng(1)
-    draws = rng.multivariate_normal(NOTHING, small**2 * np.asarray(PRIORS.covariance), size=400)
+    draws = rng.multivariate_normal(NOTHING, small**2 * np.asarray(fitted.covariance), size=400)
     ratios = []
     for draw in draws:
         values = {
-            name: getattr(PRIORS.constants, name) * math.exp(change)
+            name: getattr(fitted.constants, name) * math.exp(change)
             for name, change in zip(NAMES, draw, strict=True)
         }
         drawn = where.with_constants(Constants(**values))

@@ -56,14 +56,16 @@ def test_free_experts_are_a_bound_for_every_deployment_with_experts() -> None:
 
 
 def test_free_experts_count_attention_gpus_only_and_take_no_time() -> None:
-    where = site()
+    where = site(verify_tokens=4, accepted_tokens=2.0)
     free = replace(where, has_free_experts=True)
 
     plain, bound = where.predict(_afd()), free.predict(_afd())
 
     tokens = bound.tokens_per_s_per_gpu * bound.step_us * 6 / 1e6
     assert bound.stages.mlp_us == 0
-    assert tokens == pytest.approx(6 * 64)
+    assert tokens == pytest.approx(6 * 64 * 2.0)
+    assert bound.tpot_us == pytest.approx(bound.step_us / 2.0)
+    assert replace(free, mlp_price=9.0).value(bound) == pytest.approx(bound.tokens_per_s_per_gpu)
     assert bound.step_us <= plain.step_us
     assert len(bound.memory.roles) == 1
 
@@ -78,6 +80,23 @@ def test_two_roles_on_the_same_gpu_type_without_a_link_are_the_plain_prediction(
     assert mixed.step_us == pytest.approx(expected.step_us, rel=1e-12)
     assert mixed.tokens_per_s_per_gpu == pytest.approx(expected.tokens_per_s_per_gpu)
     assert mixed.memory == expected.memory
+
+
+def test_rows_of_two_types_go_over_the_network() -> None:
+    plain = site()
+
+    mixed = replace(plain, mlp_gpu=GPUS["H200"]).predict(_afd())
+
+    assert mixed.stages.exchange_us > plain.predict(_afd()).stages.exchange_us
+
+
+def test_the_deviation_of_contexts_grows_with_their_mean() -> None:
+    base = _base(site(context_std_tokens=1000.0))
+
+    changed = cases.context_case(base, 4 * 4096)
+
+    workload = changed.site.scenario.workload
+    assert (workload.context_tokens, workload.context_std_tokens) == (16_384, 4000)
 
 
 def test_a_role_takes_the_time_and_the_memory_of_its_own_gpu() -> None:
@@ -206,3 +225,16 @@ def test_each_flag_adds_its_rows() -> None:
         "all on H20",
         "H20 attends, H100 has experts",
     ]
+
+
+def test_a_price_on_the_command_line_divides_what_that_gpu_gives() -> None:
+    flags = ("--gpus", "H20")
+
+    free = told("what-if", *MODEL, *flags)["cases"]
+    priced = told("what-if", *MODEL, *flags, "--prices", "H200=4,H20=0.5")["cases"]
+
+    for row, other, price in zip(free, priced, (4, 0.5), strict=True):
+        assert other["disaggregated_per_cost"] == pytest.approx(
+            row["disaggregated_per_cost"] / price
+        )
+        assert other["colocated_per_cost"] == pytest.approx(row["colocated_per_cost"] / price)
