@@ -50,7 +50,6 @@ def add_simulation_arguments(parser: argparse.ArgumentParser) -> None:
         "--processes",
         metavar="N",
         type=int,
-        default=os.cpu_count() or 1,
         help="that play groups side by side. Default: the number of cores.",
     )
     add(
@@ -146,7 +145,7 @@ def read_options(args: argparse.Namespace) -> Options:
         seed=args.seed,
         instances=args.instances,
         has_rounds=args.rounds == "on",
-        num_processes=args.processes,
+        num_processes=(os.cpu_count() or 1) if args.processes is None else args.processes,
         span=Span(first_step=args.warm_steps) if args.timeline else None,
     )
 
