@@ -77,5 +77,13 @@ def test_skipping_every_step_is_refused() -> None:
         read_recording([read_timeline(path) for path in FILES], 99)
 
 
+def test_a_compressed_timeline_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "attn.json.gz"
+    file.write_bytes(FILES[0].read_bytes()[:5000])
+
+    with pytest.raises(ConfigError, match="attn.json.gz cannot be unpacked"):
+        read_timeline(file)
+
+
 def _later(run: Run) -> Run:
     return replace(run, start_us=run.start_us + 3.6e9)
