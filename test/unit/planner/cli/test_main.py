@@ -10,19 +10,23 @@ import pytest
 from sglang_afd.planner.__main__ import COMMANDS, main, usage
 
 INPUTS = ["--model", "Qwen3-30B-A3B", "--gpu", "H200", "--source", "roofline", "--context", "4096"]
-HEAVY = ("torch", "sglang", "pyarrow", "scipy", "pandas", "triton")
+NEEDED = {"numpy", "msgspec", "sglang_afd"}
 
 
-@pytest.mark.parametrize("command", ["predict", "search", "explain", "what-if"])
-def test_a_command_needs_neither_torch_nor_sglang(command: str) -> None:
+@pytest.mark.parametrize("command", ["predict", "search", "explain", "what-if", "simulate"])
+def test_a_command_needs_numpy_and_msgspec_and_nothing_else(command: str) -> None:
     arguments = [command, *INPUTS]
-    if command == "predict":
+    if command in ("predict", "simulate"):
         arguments += ["--attn-gpus", "4", "--mlp-gpus", "4"]
     program = (
-        "import sys; from sglang_afd.planner.__main__ import main\n"
+        "import sys\n"
+        "before = set(sys.modules)\n"
+        "from sglang_afd.planner.__main__ import main\n"
         f"code = main({arguments!r})\n"
-        f"loaded = [name for name in {HEAVY!r} if name in sys.modules]\n"
-        "sys.exit(code or ','.join(loaded) or 0)"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        f"more = new - sys.stdlib_module_names - {NEEDED!r}\n"
+        "more = {name for name in more if sys.modules.get(name) and sys.modules[name].__spec__}\n"
+        "sys.exit(code or ','.join(sorted(more)) or 0)"
     )
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
