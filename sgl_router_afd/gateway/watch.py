@@ -97,7 +97,7 @@ class Watch:
             url for url in self._unsettled if url in workers and workers[url].may_get_requests
         }
         loads = {
-            slot: (workers[url].load if url in workers else 0) + (url in self._unsettled)
+            slot: max(int(url in self._unsettled), workers[url].load if url in workers else 0)
             for url, slot in self._slots.items()
         }
         for slot in self._counted - loads.keys():

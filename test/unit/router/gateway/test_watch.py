@@ -86,6 +86,14 @@ def test_what_a_server_finishes_counts_while_smg_lets_go_of_it(seen: Seen) -> No
     assert seen.cells(IN_FLIGHT) == (2, 0)
 
 
+def test_requests_at_a_server_that_smg_has_not_let_go_of_are_not_counted_twice(seen: Seen) -> None:
+    seen.publish(B)
+
+    seen.take(a=("ready", 2))
+
+    assert seen.cells(IN_FLIGHT) == (2, 0)
+
+
 def test_a_server_that_serves_again_is_not_waited_for(seen: Seen) -> None:
     seen.publish(B)
 
