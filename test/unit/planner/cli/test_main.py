@@ -10,7 +10,8 @@ import pytest
 from sglang_afd.planner.__main__ import COMMANDS, main, usage
 
 INPUTS = ["--model", "Qwen3-30B-A3B", "--gpu", "H200", "--source", "roofline", "--context", "4096"]
-NEEDED = {"numpy", "msgspec", "sglang_afd"}
+# msgspec takes typing_extensions where it is there.
+NEEDED = {"numpy", "msgspec", "typing_extensions", "sglang_afd"}
 
 
 @pytest.mark.parametrize("command", ["predict", "search", "explain", "what-if", "simulate"])
