@@ -186,7 +186,7 @@ def main(argv: Sequence[str]) -> int:
         "one_instance": timed(noise, Options(num_steps=5 if args.quick else 10)),
     }
     if not args.quick:
-        options = Options(num_steps=8, warm_steps=2, instances=15, num_processes=2)
+        options = Options(num_steps=5, warm_steps=2, instances=15, num_processes=2)
         result["fifteen_instances"] = timed(noise, options)
     print(json.dumps(result))
     return 0
