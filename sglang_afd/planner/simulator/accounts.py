@@ -1,4 +1,4 @@
-"""Where the time of an attention server goes: nine accounts that add up to all of it."""
+"""Where the time of an attention server goes: ten accounts that add up to all of it."""
 
 from __future__ import annotations
 
