@@ -107,7 +107,11 @@ def test_a_profile_tells_what_was_measured(profiled: Path) -> None:
 
 
 def test_stages_make_up_a_step(profiled: Path) -> None:
-    for step in read_profile(profiled).steps:
+    steps = read_profile(profiled).steps
+
+    shares = [sum(step.stages_us.values()) / step.step_us for step in steps]
+    assert 0.6 < statistics.median(shares) < 1.6
+    for step in steps:
         assert min(step.stages_us[name] for name in ("core", "dense", "experts", "outside")) > 0
         assert step.stages_us["exchange"] == 0
 
