@@ -134,7 +134,12 @@ class StaticServers:
             # It registers by itself, or another URL leads to it.
             static.server_id, static.boot_id = registration.server_id, registration.boot_id
             return
-        if is_held and lease is not None:
+        if (
+            entry is not None
+            and is_held
+            and lease is not None
+            and _says_the_same(registration, entry)
+        ):
             static.lease = self._plane.renew(_renewal(registration, lease), now_s)
         else:
             static.lease = self._plane.register(registration, now_s)
@@ -144,6 +149,14 @@ class StaticServers:
     def _is_away(self, static: StaticServer) -> bool:
         entry = self._plane.registry.get(static.server_id)
         return entry is None or entry.boot_id != static.boot_id
+
+
+def _says_the_same(registration: Registration, entry: Entry) -> bool:
+    """Who it is, but for its report; a rank that loads does not know its address for rows yet."""
+    known = entry.registration
+    return known == msgspec.structs.replace(
+        registration, report=known.report, sent_at_s=known.sent_at_s
+    )
 
 
 def _holds(static: StaticServer, entry: Entry) -> bool:

@@ -107,6 +107,23 @@ def test_a_restarted_process_takes_the_place_of_the_one_before() -> None:
     assert len(world.plane.registry) == 1
 
 
+def test_what_a_server_learns_of_itself_while_it_starts_is_taken_up() -> None:
+    world = World()
+    world.answer()
+    before = world.plane.registry.get("attn-30001")
+
+    told = decode_to_router(world.process.body(30001, READY))
+    assert isinstance(told, Registration)
+    later = msgspec.structs.replace(told, exchange_address="tcp://10.0.0.1:9")
+    world.servers.on_answer(world.static, 200, encode(later))
+
+    after = world.plane.registry.get("attn-30001")
+    assert before is not None and after is not None
+    assert before.registration.exchange_address == ""
+    assert after.registration.exchange_address == "tcp://10.0.0.1:9"
+    assert world.servers.url_of("attn-30001") == URL
+
+
 def test_a_refused_connection_takes_requests_away_at_once_and_counts_as_one_trouble() -> None:
     world = World()
     world.answer()
