@@ -24,6 +24,9 @@ from sglang_afd.errors import UpstreamMismatch
 from sglang_afd.planner.__main__ import main
 from sglang_afd.planner.predict import predict
 from sglang_afd.planner.profile import Profile, read_profile
+from sglang_afd.planner.profiling import steps
+from sglang_afd.planner.profiling.cases import Plan, parse_cases
+from sglang_afd.planner.profiling.timeline import StepTimes
 from sglang_afd.upstream import one_batch
 
 # Of the median step, in percent: the machine that runs this may be busy with something else.
@@ -110,7 +113,7 @@ def test_stages_make_up_a_step(profiled: Path) -> None:
     steps = read_profile(profiled).steps
 
     shares = [sum(step.stages_us.values()) / step.step_us for step in steps]
-    assert 0.6 < statistics.median(shares) < 1.6
+    assert 0.4 < statistics.median(shares) < 2.5  # of a machine that may be busy
     for step in steps:
         assert min(step.stages_us[name] for name in ("core", "dense", "experts", "outside")) > 0
         assert step.stages_us["exchange"] == 0
@@ -127,6 +130,44 @@ def test_a_profile_goes_through_the_other_commands(
 
     assert code == 0
     assert "colocated" in capsys.readouterr().out
+
+
+class StandingClock:
+    """A runner whose steps take 5 ms and whose preparation takes a second, on a clock of its own."""
+
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.num_steps = 0
+
+    def prepare(self, *, num_rows: int, context: int) -> None:
+        self.now_s += 1.0
+
+    def step(self) -> None:
+        self.now_s += 0.005
+        self.num_steps += 1
+
+    def synchronize(self) -> None:
+        pass
+
+
+def test_steps_are_timed_in_microseconds_and_nothing_else_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = StandingClock()
+    monkeypatch.setattr(steps.time, "perf_counter", lambda: runner.now_s)
+    plan = Plan(cases=parse_cases("4x64,8x128"), blocks=2, steps=3, warm_steps=2)
+    recorded = StepTimes(stages_us={"core": 5000.0}, by_kernel_us={})
+
+    found = steps.measure(runner, plan, lambda number: [recorded] * number, lambda line: None)
+
+    for times in found:
+        assert times.block_medians_us == pytest.approx([5000, 5000])
+        assert times.alone_us == pytest.approx([5000] * 6)
+        assert times.total_us == 5000
+        assert times.step_context == times.case.context + 3.5
+    assert runner.num_steps == 2 * 2 * (2 + 3 + 3)
 
 
 def test_a_model_without_experts_is_refused() -> None:
