@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
+import msgspec
 from yarl import URL
 
 from sgl_router_afd.control.policy import POLICIES
 from sgl_router_afd.control.ratio import parse_ratio
 from sgl_router_afd.keys import NO_KEY, Key
 from sglang_afd.errors import ConfigError
+from sglang_afd.protocol.server_url import Url, check_url
 
 MAX_RELAYS_UNASKED = 4
 DATA_PLANES = ("relay", "smg")
@@ -134,7 +136,14 @@ def _checked_url(flag: str, text: str) -> str:
     is_bare = url.path in ("", "/") and not url.query_string and not url.fragment and not url.user
     if url.scheme not in ("http", "https") or not url.host or port is None or not is_bare:
         raise ConfigError(f"{flag} got {text!r}; {wanted}")
-    return str(URL.build(scheme=url.scheme, host=url.host, port=port)).rstrip("/")
+    host = f"[{url.raw_host}]" if ":" in url.host else url.raw_host
+    # As servers tell theirs, with the port of HTTP itself, since servers are told this one.
+    checked = f"{url.scheme}://{host}:{port}"
+    try:
+        check_url(msgspec.convert(checked, Url))
+    except ValueError as error:
+        raise ConfigError(f"{flag} got {text!r} ({error}); {wanted}") from error
+    return checked
 
 
 def _check_choice(flag: str, got: str, choices: Sequence[str]) -> None:

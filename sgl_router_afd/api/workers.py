@@ -26,7 +26,7 @@ from sgl_router_afd.control.registry import Entry
 from sgl_router_afd.control.standing import Standing
 from sgl_router_afd.fleet import Fleet
 from sglang_afd.config import Role
-from sglang_afd.protocol.registration import Url
+from sglang_afd.protocol.server_url import Url, check_url
 
 MAX_WORKER_BODY_BYTES = 64 * 1024
 ROLES = {"regular": Role.ATTN, "attn": Role.ATTN, "mlp": Role.MLP}
@@ -185,8 +185,10 @@ def _role(worker_type: str) -> Role:
 
 def _url(text: str) -> str:
     try:
-        return msgspec.convert(text.rstrip("/"), Url)
-    except msgspec.ValidationError:
+        url = msgspec.convert(text.rstrip("/"), Url)
+        check_url(url)
+    except ValueError:  # msgspec's is one, too
         raise ApiError(
             400, f"url {text[:320]!r} is no http://host:port; give the address of one server"
         ) from None
+    return url

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from sglang_afd.config import MAX_MLP_RANKS, MAX_PEERS, Role
 from sglang_afd.errors import ProtocolError, Refused
+from sglang_afd.protocol.server_url import Url, check_url
 
 REGISTRATION_VERSION = 1
 MAX_MESSAGE_BYTES = 256 * 1024
@@ -24,13 +25,6 @@ BootId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 GroupName = Annotated[str, Meta(pattern=r"^([a-z0-9-]{1,64})?\Z")]
 Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Url = Annotated[
-    str,
-    Meta(
-        pattern=r"^https?://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z",
-        max_length=320,
-    ),
-]
 Text = Annotated[str, Meta(max_length=2000)]
 Address = Annotated[str, Meta(max_length=320)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -132,6 +126,8 @@ class Registration(_Message, frozen=True, tag="register"):
     report: Report
 
     def __post_init__(self) -> None:
+        for url in (self.url, *self.peer_urls):
+            check_url(url)
         if self.role is Role.ATTN:
             if self.shard is not None:
                 raise ValueError("an attention server owns no experts, and this one has a shard")

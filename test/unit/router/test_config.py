@@ -24,10 +24,17 @@ def test_attn_takes_several_urls_and_may_be_repeated() -> None:
     assert config.attn_urls == ("http://a:1", "http://b:2", "https://[::1]:3")
 
 
+def test_the_port_of_http_itself_stays_since_servers_are_told_the_address() -> None:
+    config = RouterConfig(attn_urls=("http://a:80",), mlp_urls=("https://[::1]:443",))
+
+    assert (config.attn_urls, config.mlp_urls) == (("http://a:80",), ("https://[::1]:443",))
+
+
 @pytest.mark.parametrize(
     "url",
     ["", "a:1", "http://a", "ftp://a:1", "http://:1", "http://a:1/v1", "http://a:1?x=1"]
-    + ["http://a:1#x", "http://user@a:1", "http://a:port", "http://a:70000"],
+    + ["http://a:1#x", "http://user@a:1", "http://a:port", "http://a:70000"]
+    + ["http://a..b:1", "http://a:0", f"http://{'a' * 64}:1", "http://[fe80::1%eth0]:1"],
 )
 def test_a_url_that_names_no_server_is_refused_with_the_wanted_form(url: str) -> None:
     with pytest.raises(ConfigError, match=r"--attn got .*wanted http://host:port"):

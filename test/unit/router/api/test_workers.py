@@ -137,6 +137,8 @@ def test_what_the_gateway_knows_and_this_router_does_not_is_accepted_and_named()
         ({"url": "http://new"}, "is no http://host:port"),
         ({"url": "http://user:word@new:1"}, "is no http://host:port"),
         ({"url": "http://new:1/path"}, "is no http://host:port"),
+        ({"url": "http://n..ew:1"}, "is no http://host:port"),
+        ({"url": "http://new:65536"}, "is no http://host:port"),
         ({}, "missing required field `url`"),
         ({"url": URL, "api_key": "sk-secret"}, "unknown field `api_key`"),
     ],
