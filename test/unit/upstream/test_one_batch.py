@@ -133,7 +133,7 @@ def test_a_profile_goes_through_the_other_commands(
 
 
 class StandingClock:
-    """A runner whose steps take 5 ms and whose preparation takes a second, on a clock of its own."""
+    """A runner whose steps take 5 ms and whose preparation a second, on a clock of its own."""
 
     device = "cpu"
 
