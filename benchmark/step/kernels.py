@@ -19,7 +19,7 @@ _GROUPS = (
     ("exchange_other", r"afd_"),
     ("routing", r"topk_?gating|topk_softmax|topk_sigmoid|grouped_topk|moe_fused_gate"),
     ("moe", r"moe|m_?grouped|GemmType\)[1-9]|act_and_mul|silu|swiglu|ep_scatter|ep_gather"),
-    ("attention", r"flash|fmha|attention|attn|_fwd_|BatchDecode|BatchPrefill|splitkv"),
+    ("attention", r"flash(?!infer)|fmha|attention|attn|_fwd_|BatchDecode|BatchPrefill|splitkv"),
 )
 GROUPS = (*(name for name, _ in _GROUPS), "rest")
 _MOVES = ("dispatch", "pull", "push", "sum", "exchange_other")

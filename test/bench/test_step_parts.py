@@ -167,6 +167,8 @@ def test_logits_that_are_no_numbers_are_never_equal() -> None:
         ("moe_topk_sum", "moe"),
         ("void topkGatingSoftmax<__nv_bfloat16>", "routing"),
         ("void cutlass::device_kernel<flash::FlashAttnFwdSm90<bf16>>", "attention"),
+        ("void flashinfer::norm::FusedAddRMSNormKernel<8u, __nv_bfloat16>", "rest"),
+        ("void flashinfer::BatchDecodeWithPagedKVCacheKernel<x>", "attention"),
         ("_fwd_grouped_kernel_stage1", "attention"),
         ("nvjet_tst_64x8_64x16_4x2_v_bz_TNT", "rest"),
     ],
