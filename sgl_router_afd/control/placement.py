@@ -56,6 +56,8 @@ class Group:
                 "start it with the same --ep-size"
             )
         for rank, entry in sorted(self.mlp.items()):
+            if _is_displaced(entry):
+                return f"MLP server {entry.server_id} waits for rank {rank}: {entry.report.reason}"
             is_loading = entry.report.condition is Condition.LOADING
             if is_loading or not entry.registration.exchange_address:
                 return f"MLP server {entry.server_id} loads the experts of rank {rank}"
@@ -113,9 +115,15 @@ def place(entries: Iterable[Entry], memory: Memory, ratio: Ratio | None) -> Plac
     """
     placer = _Placer(memory, ratio)
     # Those that have a place keep it before others ask; rank 0 goes before the ranks it names.
+    # Those that others displace take what is left.
     everybody = sorted(
         entries,
-        key=lambda entry: (entry.server_id not in memory.group_of, _rank(entry), entry.order),
+        key=lambda entry: (
+            _is_displaced(entry),
+            entry.server_id not in memory.group_of,
+            _rank(entry),
+            entry.order,
+        ),
     )
     for entry in everybody:
         if entry.registration.role is Role.MLP:
@@ -142,17 +150,25 @@ class _Placer:
         if shard is None:
             self._leave_out(entry, "a spare: it takes the first rank that is missing")
             return
-        if entry.report.condition is Condition.DISPLACED:
-            reason = entry.report.reason or f"another server serves rank {shard.ep_rank}"
-            self._leave_out(entry, f"displaced: {reason}")
-            return
         shape = _shape(entry, shard.ep_size)
+        if _is_displaced(entry):
+            self._place_displaced(entry, shard.ep_rank, shape)
+            return
         for name in self._mlp_candidates(entry):
             group = self._groups.get(name) or self._open(name, shape)
             if group.shape == shape and shard.ep_rank not in group.mlp:
                 self._add_mlp(group, shard.ep_rank, entry)
                 return
         self._add_mlp(self._open(self._new_name(), shape), shard.ep_rank, entry)
+
+    def _place_displaced(self, entry: Entry, rank: int, shape: Shape) -> None:
+        """By a killed predecessor, whose lease at rank 0 still runs, it loses no place here."""
+        group = self._groups.get(self._memory.group_of.get(entry.server_id, ""))
+        if group is not None and group.shape == shape and rank not in group.mlp:
+            self._add_mlp(group, rank, entry)
+            return
+        reason = entry.report.reason or f"another server serves rank {rank}"
+        self._leave_out(entry, f"displaced: {reason}")
 
     def place_attn(self, entry: Entry) -> None:
         clash = self._name_clash(entry)
@@ -296,6 +312,10 @@ class _Placer:
 
     def _leave_out(self, entry: Entry, reason: str) -> None:
         self.placement.homeless[entry.server_id] = reason
+
+
+def _is_displaced(entry: Entry) -> bool:
+    return entry.report.condition is Condition.DISPLACED
 
 
 def _shape(entry: Entry, ep_size: int) -> Shape:

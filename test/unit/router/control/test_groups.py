@@ -430,6 +430,45 @@ def test_a_group_that_loses_a_rank_is_degraded_and_its_successor_completes_it() 
     assert plane.groups.views["group-1"].epoch == epoch + 2
 
 
+def test_a_restarted_rank_that_waits_for_its_predecessors_lease_keeps_its_place() -> None:
+    plane = a_plane()
+    first, second = mlp("mlp-0", 0, 2), mlp("mlp-1", 1, 2)
+    server = attn("attn-0").attach(first, second)
+    register_all(plane, 0.0, first, second, server)
+    pass_probes(plane, 0.0)
+    epoch = plane.groups.views["group-1"].epoch
+
+    anew = second.restarted("mlp-1.boot-2")
+    anew.register(plane, 1.0)
+    anew.says(condition=Condition.DISPLACED, reason="rank 1 is already served by its predecessor")
+    anew.renew(plane, 1.5)
+    waiting = state(plane)
+    anew.says(condition=Condition.READY, reason="").renew(plane, 4.0)
+    server.attach(first, anew).renew(plane, 4.0)
+    pass_probes(plane, 4.0)
+
+    assert waiting == (
+        GroupState.DEGRADED,
+        "MLP server mlp-1 waits for rank 1: rank 1 is already served by its predecessor",
+    )
+    assert state(plane)[0] is GroupState.READY
+    assert plane.groups.views["group-1"].epoch == epoch + 1
+
+
+def test_a_server_whose_rank_another_one_has_loses_its_place() -> None:
+    plane = a_plane()
+    first, second = mlp("mlp-0", 0, 2), mlp("mlp-1", 1, 2)
+    register_all(plane, 0.0, first, second)
+    spare = mlp("spare", 1, 2, peer_urls=(first.registration.url,))
+    second.says(condition=Condition.DISPLACED, reason="rank 1 is served by spare")
+
+    spare.register(plane, 1.0)
+    second.renew(plane, 1.0)
+
+    assert plane.groups.homeless == {"mlp-1": "displaced: rank 1 is served by spare"}
+    assert members(plane)["group-1"] == {"mlp-0", "spare"}
+
+
 def test_a_spare_and_a_displaced_server_have_no_group_and_a_reason() -> None:
     plane, _, _ = ready_group()
     spare = mlp("spare", shard=None).says(condition=Condition.SPARE)
