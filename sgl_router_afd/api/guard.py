@@ -94,11 +94,18 @@ def _refuse_other_sites(request: web.Request) -> None:
     origin = request.headers.get("Origin")
     if origin is None:
         return
-    # Its own name is no proof: a site can have its name lead to a loopback address.
-    site = urlsplit(origin).netloc.lower()
-    if site != request.host.lower() or not is_loopback(site):
+    if not _is_own_page(origin, request.host.lower()):
         raise ApiError(
             403,
             f"a page of {origin} must not change this router; open the router's own page on a "
             "loopback address, or start it with --admin-api-key-file FILE",
         )
+
+
+def _is_own_page(origin: str, host: str) -> bool:
+    try:
+        site = urlsplit(origin).netloc.lower()
+        # Its own name is no proof: a site can have its name lead to a loopback address.
+        return site == host and is_loopback(site)
+    except ValueError:  # no browser sends such an origin
+        return False

@@ -171,6 +171,8 @@ def test_without_an_admin_key_a_router_on_loopback_takes_changes(host: str) -> N
         ("127.0.0.1:30000", "http://127.0.0.1:8080", 403),
         ("elsewhere.example", "http://elsewhere.example", 403),
         ("127.0.0.1:30000", "null", 403),
+        ("127.0.0.1:30000", "http://[", 403),
+        ("[::1]:30000", "http://[::1]:30000", 200),
     ],
 )
 def test_a_page_of_another_site_changes_nothing(host: str, origin: str, status: int) -> None:
