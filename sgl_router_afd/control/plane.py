@@ -207,12 +207,12 @@ class ControlPlane:
         probes = []
         for server_id in self.probes.due(now_s):
             entry = self.registry.get(server_id)
-            if entry is not None:
-                attachment = self.probes.on_started(server_id, now_s)
-                url, model = entry.registration.url, entry.registration.models[0]
-                probes.append(
-                    Probe(server_id=server_id, url=url, model=model, attachment=attachment)
-                )
+            if entry is None:  # it left, and groups stay as they are; else this stays due
+                self.probes.on_detached(server_id)
+                continue
+            attachment = self.probes.on_started(server_id, now_s)
+            url, model = entry.registration.url, entry.registration.models[0]
+            probes.append(Probe(server_id=server_id, url=url, model=model, attachment=attachment))
         return probes
 
     def end_probe(self, probe: Probe, outcome: Outcome, detail: str, now_s: float) -> None:
@@ -228,7 +228,12 @@ class ControlPlane:
     def route(self, model: str | None) -> Route:
         """The servers that may get a request."""
         groups = self.groups
-        return route(model, groups.views.values(), is_settled=groups.is_settled)
+        return route(
+            model,
+            groups.views.values(),
+            is_settled=groups.is_settled,
+            is_there=self.registry.has,
+        )
 
     def lease_of(self, server_id: str) -> Lease | None:
         """What a server would be told now."""

@@ -99,6 +99,11 @@ class Registry:
     def get(self, server_id: str) -> Entry | None:
         return self._entries.get(server_id)
 
+    def has(self, entry: Entry) -> bool:
+        """Is this very process still registered?"""
+        now = self._entries.get(entry.server_id)
+        return now is not None and now.boot_id == entry.boot_id
+
     def register(self, registration: Registration, now_s: float) -> Entry:
         """Give a lease to a server, in place of an older process of its name or address.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 
 from sgl_router_afd.control.groups import View
+from sgl_router_afd.control.registry import Entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +35,20 @@ class NoRoute:
 Route = Candidates | Hold | NoRoute
 
 
-def route(model: str | None, views: Iterable[View], *, is_settled: bool = True) -> Route:
+def route(
+    model: str | None,
+    views: Iterable[View],
+    *,
+    is_settled: bool = True,
+    is_there: Callable[[Entry], bool] = lambda entry: True,
+) -> Route:
     """Find the servers for one request.
 
     Args:
         model: As the request says; None where it says none, as `/generate` does.
         views: All groups.
         is_settled: Whether everybody had time to register again after the router's start.
+        is_there: Whether this process is registered; groups may have to stay as they were.
     """
     with_name = [view for view in views if view.models]
     if not with_name:
@@ -54,14 +62,14 @@ def route(model: str | None, views: Iterable[View], *, is_settled: bool = True) 
         entry.server_id
         for view in fitting
         for entry in view.with_traffic()
-        if model is None or model in entry.registration.models
+        if is_there(entry) and (model is None or model in entry.registration.models)
     ]
     if ready:
         return Candidates(server_ids=tuple(ready))
     reason = "; ".join(
         f"{view.name} is {view.stand.state}: {view.stand.reason}" for view in fitting
     )
-    if any(view.may_recover for view in fitting):
+    if any(view.may_recover or view.with_traffic() for view in fitting):
         return Hold(reason=reason)
     return NoRoute(http_status=503, reason=reason)
 

@@ -15,6 +15,7 @@ from sgl_router_afd.control import persist
 from sgl_router_afd.control.epochs import Epochs
 from sgl_router_afd.control.persist import Floors
 from sgl_router_afd.control.probe import Outcome
+from sgl_router_afd.control.routing import Candidates, Hold
 from sgl_router_afd.dataplane.counters import IN_FLIGHT, MAX_SERVERS
 from sgl_router_afd.dataplane.messages import BrokeOff, Unreachable
 from sgl_router_afd.fleet import COALESCE_S
@@ -225,6 +226,52 @@ def test_where_epochs_cannot_be_saved_all_stays_as_it_is_until_they_can(
     assert full == {"attn-0": "serving", "attn-1": "unplaced"}
     assert caplog.text.count("groups stay as they are: --state-file /x cannot be written") == 1
     assert world.states() == {"attn-0": "serving", "attn-1": "serving"}
+
+
+def test_whoever_left_or_was_restarted_gets_nothing_while_groups_stay_as_they_are() -> None:
+    is_full = False
+
+    def save(floors: Floors) -> None:
+        if is_full:
+            raise ConfigError("--state-file /x cannot be written: no space left")
+
+    world = World(Epochs(Floors(), save))
+    expert, servers = a_group(world, "attn-0", "attn-1", "attn-2")
+    is_full = True
+
+    world.plane.remove("attn-0", world.loop.now_s)
+    world.register(servers[1].restarted("attn-1.boot-2").attach(expert))
+    world.loop.advance(0.1)
+    some = world.plane.route("tiny")
+    world.plane.remove("attn-2", world.loop.now_s)
+    world.fleet.changed()
+    world.loop.advance(0.1)
+
+    assert some == Candidates(server_ids=("attn-2",))
+    assert isinstance(world.plane.route("tiny"), Hold)
+    assert (world.table.models["tiny"].slots, world.table.models["tiny"].may_wait) == ((), True)
+
+
+def test_a_probe_of_a_server_that_left_is_not_looked_for_again_and_again() -> None:
+    num_saves = 0
+
+    def save(floors: Floors) -> None:
+        nonlocal num_saves
+        num_saves += 1
+        if is_full:
+            raise ConfigError("--state-file /x cannot be written: no space left")
+
+    is_full = False
+    world = World(Epochs(Floors(), save), passes_probes=False)
+    a_group(world, "attn-0")
+    world.fleet.on_probe_end(world.probes[0], Outcome.FAILED, "HTTP 500")
+    is_full, num_saves = True, 0
+
+    world.plane.remove("attn-0", world.loop.now_s)
+    world.fleet.changed()
+    world.loop.advance(10.0)
+
+    assert num_saves <= 12  # once a second, and when the probe was due
 
 
 def test_an_epoch_is_in_the_file_before_a_server_or_a_table_tells_it(tmp_path: Path) -> None:
