@@ -57,10 +57,17 @@ async def _poll(
             silence = f"GET {REGISTRATION_PATH} got no answer within {config.status_timeout_s} s"
             servers.on_silence(static, silence)
         except aiohttp.ClientError as error:
-            servers.on_refusal(static, describe(error))
+            tell = servers.on_refusal if _is_refusal(error) else servers.on_silence
+            tell(static, describe(error))
         else:
             servers.on_answer(static, status, body)
         await asyncio.sleep(config.status_interval_s)
+
+
+def _is_refusal(error: aiohttp.ClientError) -> bool:
+    """Was no connection to be had? A name server that is away says nothing of the server."""
+    is_no_connection = isinstance(error, aiohttp.ClientConnectorError)
+    return is_no_connection and not isinstance(error, aiohttp.ClientConnectorDNSError)
 
 
 async def _read(answer: aiohttp.ClientResponse) -> bytes:

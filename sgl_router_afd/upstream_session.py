@@ -39,6 +39,8 @@ def open_session(config: RouterConfig) -> aiohttp.ClientSession:
 
 def describe(error: Exception) -> str:
     """A client error in words for people; aiohttp's own are long or empty."""
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return f"no address of {error.host}: {(error.os_error.strerror or 'unknown').lower()}"
     if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
         return os.strerror(error.os_error.errno).lower()
     return str(error) or type(error).__name__
