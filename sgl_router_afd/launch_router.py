@@ -30,10 +30,10 @@ from sgl_router_afd.gateway.installed import check_version
 from sgl_router_afd.gateway.supervisor import Gateway, GatewayFailed
 from sgl_router_afd.log import start_log
 from sgl_router_afd.open_fleet import open_fleet, running
+from sgl_router_afd.surprises import surprises
 from sgl_router_afd.upstream_session import open_session
 from sglang_afd.errors import ConfigError
 from sglang_afd.process import announce_as_parent
-from sglang_afd.protocol.auth import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,8 @@ async def serve(config: RouterConfig) -> None:
     doors = open_doors(config)
     counters = SharedCounters.create(config.num_relays)
     fleet = open_fleet(config, counters)
-    _warn_of_strangers(config)
+    for text in surprises(config):
+        logger.warning("%s", text)
     open_plane = _open_gateway if config.data_plane == "smg" else _open_relays
     async with (
         open_session(config) as session,
@@ -150,15 +151,6 @@ def _what_relays(config: RouterConfig, doors: Doors) -> str:
     if config.data_plane == "relay":
         return f"{config.num_relays} relay processes"
     return f"through smg {check_version()}; servers register and people look at {doors.own_url}"
-
-
-def _warn_of_strangers(config: RouterConfig) -> None:
-    if not config.afd_secret and not is_loopback(config.host):
-        logger.warning(
-            "no server can register with this router, for it listens on %s and has no secret; give "
-            "it and its servers the same --afd-secret-file",
-            config.host,
-        )
 
 
 @asynccontextmanager
