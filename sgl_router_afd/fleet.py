@@ -13,6 +13,7 @@ from sgl_router_afd.control.probe import Outcome
 from sgl_router_afd.dataplane.counters import HELD, IN_FLIGHT, MAX_SERVERS, QUEUED, SharedCounters
 from sgl_router_afd.dataplane.messages import NO_TABLE, BrokeOff, Table, Unreachable
 from sgl_router_afd.static_servers import StaticServers
+from sgl_router_afd.status_words import clean
 from sgl_router_afd.tables import attention_servers, build_table
 from sgl_router_afd.traffic import Traffic, TrafficBook
 from sglang_afd.config import Role
@@ -121,7 +122,7 @@ class Fleet:
         """A probe that was started ended."""
         self.num_probes[outcome] += 1
         if outcome is not Outcome.PASSED:
-            logger.info("the pair probe of %s %s: %s", probe.server_id, outcome, detail)
+            logger.info("the pair probe of %s %s: %s", probe.server_id, outcome, clean(detail))
         self.plane.end_probe(probe, outcome, detail, self._clock())
         self.changed()
 
@@ -230,7 +231,7 @@ class Fleet:
                 break
             news.append(event)
         for event in reversed(news):
-            logger.info("%s", event.text)
+            logger.info("%s", clean(event.text))  # reasons are servers' and operators' words
         if self.plane.trouble and self.plane.trouble != self._trouble:
             logger.error("groups stay as they are: %s", self.plane.trouble)
         self._trouble = self.plane.trouble

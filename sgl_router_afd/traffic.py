@@ -83,9 +83,9 @@ class TrafficBook:
 
     def _ttft_s(self, slot: int) -> float | None:
         oldest = self._samples[0]
-        # A slot that was first used since then is beyond the sample.
-        sum_us, count = self._counters.total(TTFT_SUM_US + slot), 0
+        sum_us = self._counters.total(TTFT_SUM_US + slot)
         count = self._counters.total(TTFT_COUNT + slot)
+        # A slot that was first used since then is beyond the sample.
         if slot < len(oldest.counts):
             sum_us -= oldest.sums_us[slot]
             count -= oldest.counts[slot]

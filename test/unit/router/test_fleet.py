@@ -203,6 +203,22 @@ def test_what_happens_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert world.fleet.num_events == len(texts)
 
 
+def test_what_servers_and_operators_say_forges_no_line_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "sgl_router_afd.fleet")
+    world = World(passes_probes=False)
+    a_group(world, "attn-0")
+
+    world.fleet.on_probe_end(world.probes[0], Outcome.FAILED, "HTTP 500: \x1b[2J\nforged")
+    world.plane.drain("attn-0", "upgrade\nforged", world.loop.now_s)
+    world.fleet.changed()
+    world.loop.advance(1.0)
+
+    assert not [record for record in caplog.records if "\n" in record.message]
+    assert "HTTP 500: ?[2J?forged" in caplog.text and "drains: upgrade?forged" in caplog.text
+
+
 def test_where_epochs_cannot_be_saved_all_stays_as_it_is_until_they_can(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
