@@ -63,10 +63,6 @@ class Constants:
         return replace(self, **changed)
 
 
-# vLLM runs a larger batch through the experts in pieces of this many tokens per rank.
-# Source: VLLM_MOE_DP_CHUNK_SIZE, default 256; the low-latency dispatch buffers are sized by it.
-COLOCATED_CHUNK_TOKENS = 256
-
 _KERNELS = "FastAFD fork, kernel table (GB200)"
 
 PRIORS: dict[str, Prior] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sglang_afd.errors import ConfigError
-from sglang_afd.planner import attention, exchange
-from sglang_afd.planner.constants import COLOCATED_CHUNK_TOKENS, DEFAULTS, Constants
+from sglang_afd.planner import attention, checks, exchange
+from sglang_afd.planner.constants import DEFAULTS, Constants
 from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode, Workload
 from sglang_afd.planner.experts import ExpertKernel, ExpertTime, expert_time
 from sglang_afd.planner.gpu import Gpu
@@ -33,6 +33,9 @@ class Scenario:
     constants: Constants = DEFAULTS
     routing: Routing | None = None  # None: from constants.routing_skew
     usable_memory_fraction: float = USABLE_FRACTION
+    # Tokens of a rank that a colocated system runs through its experts at once. None: any number,
+    # as SGLang does; its dispatch buffers bound the batch of a GPU, they do not cut it.
+    colocated_piece_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.routing and len(self.routing.probabilities) != self.shape.num_experts:
@@ -45,6 +48,8 @@ class Scenario:
                 f"usable_memory_fraction is {self.usable_memory_fraction}; wanted above 0 and "
                 "at most 1"
             )
+        if self.colocated_piece_tokens is not None:
+            checks.whole("scenario", "colocated_piece_tokens", self.colocated_piece_tokens)
 
     def with_constants(self, constants: Constants) -> Scenario:
         """The same scenario with other constants."""
@@ -145,14 +150,15 @@ def _dense_us(scenario: Scenario, tokens: float, fixed_us: float) -> float:
 
 
 def _colocated(scenario: Scenario, deployment: Deployment) -> tuple[StageTimes, float, str]:
-    """Everything in a row; a batch beyond the chunk goes through the experts in pieces."""
+    """Everything in a row; a system may cut a large batch for its experts, not for attention."""
     constants, ranks = scenario.constants, deployment.expert_parallel
     tokens = deployment.batch_per_attn_gpu * scenario.workload.verify_tokens
     kernel = _grouped_kernel(constants)
-    whole, rest = divmod(tokens, COLOCATED_CHUNK_TOKENS)
+    most = scenario.colocated_piece_tokens or tokens
+    whole, rest = divmod(tokens, most)
     pieces = []
     exchange_us = 0.0
-    for times, piece in ((whole, COLOCATED_CHUNK_TOKENS), (1, rest)):
+    for times, piece in ((whole, most), (1, rest)):
         if not times or not piece:
             continue
         pieces.append((times, _experts(scenario, kernel, piece * ranks, ranks)))

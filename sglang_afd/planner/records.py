@@ -22,6 +22,10 @@ from sglang_afd.planner.shape import ModelShape
 # Used where a file describes a model without its vocabulary: the head is 0.5 % of a step.
 _VOCABULARY = 150_000
 
+# vLLM runs a larger batch through the experts in pieces of this many tokens per rank.
+# Source: VLLM_MOE_DP_CHUNK_SIZE, default 256; the low-latency dispatch buffers are sized by it.
+VLLM_PIECE_TOKENS = 256
+
 # The clock of a system: CUDA spans for colocated rows, the coordinator's for AFD rows.
 _STEP_FIELDS = ("step_ms_cuda", "step_ms")
 _RATE_FIELDS = ("tok_s_gpu_cuda", "tok_s_gpu")
@@ -176,9 +180,23 @@ def describe(
     return Row(
         id=str(seen.get("id", "?")),
         kind=str(seen.get("kind", "?")),
-        scenario=Scenario(shape=shape, gpu=_gpu(seen, hardware), workload=workload),
+        scenario=Scenario(
+            shape=shape,
+            gpu=_gpu(seen, hardware),
+            workload=workload,
+            colocated_piece_tokens=_piece_tokens(seen),
+        ),
         deployment=_deployment(seen),
     )
+
+
+def _piece_tokens(seen: Mapping[str, Any]) -> int | None:
+    """By the engine that the kind of a record begins with, as in `vllm_decode`.
+
+    The colocated systems of this schema's sources are vLLM with the low-latency dispatch, so that a
+    kind without an engine is taken for it. A disaggregated row has no colocated experts.
+    """
+    return None if str(seen.get("kind", "")).lower().startswith("sglang") else VLLM_PIECE_TOKENS
 
 
 def _deployment(seen: Mapping[str, Any]) -> Deployment:

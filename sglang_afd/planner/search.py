@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from sglang_afd.errors import ConfigError
 from sglang_afd.planner import checks
-from sglang_afd.planner.constants import COLOCATED_CHUNK_TOKENS
 from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode
 from sglang_afd.planner.predict import Prediction
 from sglang_afd.planner.shape import ModelShape
@@ -202,9 +201,10 @@ def _batches(
     site: Site, deployment: Deployment, least: int, most: int, divisors: Sequence[float]
 ) -> list[int]:
     batches = {max(int(most / divisor), least) for divisor in divisors}
-    if deployment.mode is Mode.COLOCATED:
-        # A batch just above a whole number of chunks pays a whole chunk more.
-        whole = COLOCATED_CHUNK_TOKENS // site.scenario.workload.verify_tokens
+    piece_tokens = site.scenario.colocated_piece_tokens
+    if piece_tokens and deployment.mode is Mode.COLOCATED:
+        # A batch just above a whole number of pieces pays a whole piece more.
+        whole = piece_tokens // site.scenario.workload.verify_tokens
         batches |= {whole * pieces for pieces in range(1, most // max(whole, 1) + 1) if whole}
     return sorted(batches)
 

@@ -34,6 +34,8 @@ def inputs_json(inputs: Inputs) -> dict[str, Any]:
         "verify_tokens": workload.verify_tokens,
         "accepted_tokens": workload.accepted_tokens,
         "max_tpot_ms": None if limit is None else limit / 1000,
+        "kv_element_bytes": inputs.scenario.shape.kv_element_bytes,
+        "colocated_piece_tokens": inputs.scenario.colocated_piece_tokens,
     }
 
 

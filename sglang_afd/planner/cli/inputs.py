@@ -107,7 +107,19 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         help="mean tokens of them that are kept, 1 to --verify-tokens. Default: 1.",
     )
-    add("--kv-dtype", metavar="bf16|fp8", default="bf16", help="of the cache. Default: bf16.")
+    add(
+        "--kv-dtype",
+        metavar="bf16|fp8",
+        help="of the cache. Default: as in the profile; bf16 without one.",
+    )
+    add(
+        "--colocated-pieces",
+        metavar="TOKENS",
+        type=int,
+        help="tokens of a GPU that the colocated system runs through its experts at once; a larger "
+        "batch goes in pieces. 256 for vLLM with its low-latency dispatch. Default: any number, as "
+        "in SGLang.",
+    )
     add(
         "--memory-fraction",
         metavar="X",
@@ -144,6 +156,7 @@ def read_inputs(args: argparse.Namespace) -> Inputs:
         constants=fitted.constants,
         routing=source.routing_for(shape),
         usable_memory_fraction=_fraction(args.memory_fraction),
+        colocated_piece_tokens=_pieces(args.colocated_pieces),
     )
     return Inputs(scenario=scenario, fitted=fitted, source=source)
 
@@ -193,12 +206,15 @@ def read_model(name: str) -> ModelShape:
 
 
 def _shape(args: argparse.Namespace, measured: ModelShape | None) -> ModelShape:
-    if args.kv_dtype not in _KV_BYTES:
+    if args.kv_dtype is not None and args.kv_dtype not in _KV_BYTES:
         raise ConfigError(f"--kv-dtype {args.kv_dtype}: wanted one of {', '.join(_KV_BYTES)}")
     shape = read_model(args.model) if args.model else measured
     if shape is None:
         raise ConfigError("no --model; give the path of its config.json, or a name from --help")
-    return replace(shape, kv_element_bytes=_KV_BYTES[args.kv_dtype])
+    if args.kv_dtype is not None:
+        return replace(shape, kv_element_bytes=_KV_BYTES[args.kv_dtype])
+    # The cache's width is a setting of the service, so it holds for another model, too.
+    return shape if measured is None else replace(shape, kv_element_bytes=measured.kv_element_bytes)
 
 
 def _gpu(name: str | None, measured: Gpu | None) -> Gpu:
@@ -206,6 +222,12 @@ def _gpu(name: str | None, measured: Gpu | None) -> Gpu:
     if gpu is None:
         raise ConfigError(f"no --gpu; give one of {', '.join(GPUS)}, or a JSON file")
     return gpu
+
+
+def _pieces(value: int | None) -> int | None:
+    if value is not None:
+        checks.whole("--colocated-pieces", "the number of tokens", value)
+    return value
 
 
 def _fraction(value: float) -> float:

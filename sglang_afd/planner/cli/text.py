@@ -42,6 +42,11 @@ def inputs_sentences(inputs: Inputs) -> list[str]:
         context += f", at most {workload.max_tpot_us / 1000:g} ms a token"
     sentences = [f"{scenario.shape.name} on {scenario.gpu.name}, {context}"]
     sentences.append(f"constants: {inputs.source.label}")
+    if scenario.colocated_piece_tokens is not None:
+        sentences.append(
+            f"note: the colocated system runs {scenario.colocated_piece_tokens} tokens of a GPU "
+            "through its experts at once"
+        )
     if inputs.model_noise and inputs.source.kind != "roofline":
         sentences.append("note: they are of another model or GPU: 5 % more uncertainty")
     return [*sentences, *(f"note: {note}" for note in inputs.source.notes)]

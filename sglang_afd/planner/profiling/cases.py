@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sglang_afd.errors import ConfigError
-from sglang_afd.planner.constants import COLOCATED_CHUNK_TOKENS
 
 # Small ones first: a case warms up the next.
 GPU_CASES = "8x1024,32x1024,64x1024,128x1024,256x1024,128x2048,64x4096,16x8192"
@@ -82,11 +81,6 @@ def _parse_case(text: str) -> Case:
     batch, _, context = text.partition("x")
     if not (batch.isdecimal() and context.isdecimal() and int(batch) and int(context)):
         raise ConfigError(f"--cases: {text!r} is no case; write batch x context, e.g. 64x1024")
-    if int(batch) > COLOCATED_CHUNK_TOKENS:
-        raise ConfigError(
-            f"--cases: the batch of {text} is above {COLOCATED_CHUNK_TOKENS}, beyond which the "
-            "planner cuts a colocated batch into pieces, which SGLang on one GPU does not"
-        )
     return Case(batch=int(batch), context=int(context))
 
 

@@ -186,13 +186,48 @@ def test_a_hot_rank_slows_the_experts() -> None:
     assert slow > 1.2 * fast
 
 
-def test_a_batch_beyond_the_chunk_reads_the_experts_twice() -> None:
-    one, two = (
-        predict(_scenario(1024), _colocated(batch=batch)).stages.experts for batch in (256, 257)
+def test_a_system_that_cuts_its_batch_reads_the_experts_twice() -> None:
+    scenario = _scenario(1024, colocated_piece_tokens=256)
+    one, two = (predict(scenario, _colocated(batch=batch)).stages for batch in (256, 257))
+
+    assert two.experts.fixed_us == 2 * one.experts.fixed_us
+    assert two.experts.weights_us > 1.3 * one.experts.weights_us
+    assert two.core_us < 1.01 * one.core_us
+
+
+def test_a_system_that_does_not_cut_its_batch_reads_the_experts_once() -> None:
+    one, two = (predict(_scenario(1024), _colocated(batch=batch)).stages for batch in (256, 512))
+
+    assert two.experts.fixed_us == one.experts.fixed_us
+    assert two.experts.weights_us < 1.01 * one.experts.weights_us
+    assert two.exchange_us < 2 * one.exchange_us
+
+
+@given(batch=some.integers(257, 2000), piece=some.integers(1, 256))
+def test_a_colocated_step_is_never_shorter_in_pieces(batch: int, piece: int) -> None:
+    whole, cut = (
+        predict(_scenario(1024, colocated_piece_tokens=tokens), _colocated(batch=batch)).step_us
+        for tokens in (None, piece)
     )
 
-    assert two.fixed_us == 2 * one.fixed_us
-    assert two.weights_us > 1.3 * one.weights_us
+    assert cut > whole
+
+
+def test_pieces_change_no_disaggregated_deployment() -> None:
+    for kind in ExpertKernels:
+        deployment = _afd(batch=512, expert_kernels=kind)
+        whole, cut = (
+            predict(_scenario(1024, colocated_piece_tokens=tokens), deployment)
+            for tokens in (None, 256)
+        )
+
+        assert cut == whole
+
+
+@pytest.mark.parametrize("tokens", [0, -256, 2.5])
+def test_impossible_pieces_are_refused(tokens: float) -> None:
+    with pytest.raises(ConfigError, match="colocated_piece_tokens"):
+        _scenario(colocated_piece_tokens=tokens)
 
 
 def test_experts_that_do_not_divide_are_refused() -> None:

@@ -133,7 +133,6 @@ def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
         (["--cases", "4x64,4x64"], "twice"),
         (["--cases", "4by64"], "is no case"),
         (["--cases", "0x64"], "is no case"),
-        (["--cases", "512x64,4x128"], "above 256"),
     ],
 )
 def test_too_few_samples_are_refused(flags: list[str], message: str) -> None:

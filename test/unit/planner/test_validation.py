@@ -16,7 +16,12 @@ from sglang_afd.planner.fit import Fit, Observation, fit
 from sglang_afd.planner.gpu import GPUS
 from sglang_afd.planner.known_models import known_shape
 from sglang_afd.planner.predict import Scenario, predict
-from sglang_afd.planner.records import _DESCRIPTION_FIELDS, read_collection
+from sglang_afd.planner.records import (
+    _DESCRIPTION_FIELDS,
+    VLLM_PIECE_TOKENS,
+    describe,
+    read_collection,
+)
 from sglang_afd.planner.speedup import speed_up
 from sglang_afd.planner.validate import Compared, fit_and_compare, predict_rows, split, summarize
 
@@ -40,11 +45,13 @@ def fits(results: Results) -> dict[int, Fit]:
 
 
 def _scenario(fitted: Fit, context: int) -> Scenario:
+    """As the published systems: the colocated one is vLLM."""
     return Scenario(
         shape=QWEN,
         gpu=GPUS["GB200"],
         workload=Workload(context_tokens=context),
         constants=fitted.constants,
+        colocated_piece_tokens=VLLM_PIECE_TOKENS,
     )
 
 
@@ -185,6 +192,22 @@ def _another_model() -> dict[str, Any]:
     for record in data["records"]:
         record["model"] = "Mystery-FP8"
     return data
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("vllm_decode", 256), ("colocated_decode", 256), ("sglang_decode", None), (None, 256)],
+)
+def test_pieces_of_a_colocated_row_are_those_of_its_engine(
+    kind: str | None, expected: int | None
+) -> None:
+    data = _another_model()
+    record = next(item for item in data["records"] if item["kind"] == "vllm_wide_ep")
+    record["kind"] = kind
+
+    row = describe(record, data["models"], data["hardware"])
+
+    assert row.scenario.colocated_piece_tokens == expected
 
 
 def test_another_models_file_needs_no_change(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,48 @@ def test_a_batch_of_the_baseline_is_taken_without_its_width() -> None:
     answer = told("predict", *SMALL, "--attn-gpus", 4, "--mlp-gpus", 4, "--baseline-batch", 50)
 
     assert answer["baseline"]["deployment"]["batch"] == 50
+
+
+def test_users_are_compared_with_a_system_that_does_not_cut_batches() -> None:
+    flags = ("--mode", "colocated", "--attn-gpus", 16, "--batch", 512)
+    short = ("--profile", COLLECTION, "--context", 1024)
+
+    own = told("predict", *short, *flags)
+    vllm = told("predict", *short, *flags, "--colocated-pieces", 256)
+
+    assert own["inputs"]["colocated_piece_tokens"] is None
+    assert vllm["prediction"]["step_ms"] > 1.03 * own["prediction"]["step_ms"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [((), 4.0), (("--kv-dtype", "bf16"), 2.0), (("--model", "Qwen3-235B-A22B"), 4.0)],
+)
+def test_the_cache_is_as_wide_as_that_of_the_profile(
+    tmp_path: Path, flags: tuple[str, ...], expected: float
+) -> None:
+    scenario = site().scenario
+    path = tmp_path / "profile.json"
+    write_profile(
+        Profile(
+            shape=replace(scenario.shape, kv_element_bytes=4.0),
+            gpu=scenario.gpu,
+            measurements=(),
+            provenance={},
+        ),
+        path,
+    )
+    about = ("--profile", path, "--context", 4096, "--mode", "colocated", "--attn-gpus", 8)
+
+    answer = told("predict", *about, *flags)
+
+    assert answer["inputs"]["kv_element_bytes"] == expected
+
+
+def test_without_a_profile_the_cache_is_bf16() -> None:
+    answer = told("predict", *SMALL, "--mode", "colocated", "--attn-gpus", 4)
+
+    assert answer["inputs"]["kv_element_bytes"] == 2
 
 
 def test_an_fp8_cache_holds_twice_the_tokens() -> None:

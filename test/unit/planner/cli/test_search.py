@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -91,6 +92,24 @@ def test_the_best_colocated_deployment_is_that_of_trying_everything(limit: float
                 values.append(where.value(point))
     assert found is not None
     assert where.value(found) == pytest.approx(max(values), rel=1e-9)
+
+
+@pytest.mark.parametrize("piece_tokens", [None, 100])
+def test_the_best_batch_is_that_of_trying_every_one_in_pieces_or_whole(
+    piece_tokens: int | None,
+) -> None:
+    plain = site(context=1024)
+    where = Site(scenario=replace(plain.scenario, colocated_piece_tokens=piece_tokens))
+    deployment = Deployment(
+        mode=Mode.COLOCATED, attn_gpus=4, expert_parallel=4, batch_per_attn_gpu=1
+    )
+
+    found = search_colocated(where, Space(max_gpus=4, expert_parallel=(4,))).best
+
+    batches = range(1, where.room(deployment) + 1)
+    best = max((where.predict(deployment.with_batch(batch)) for batch in batches), key=where.value)
+    assert found is not None
+    assert where.value(found) == pytest.approx(where.value(best), rel=1e-9)
 
 
 @settings(max_examples=15)
