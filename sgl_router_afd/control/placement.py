@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from sgl_router_afd.control.ratio import Ratio, Size, choose_group
 from sgl_router_afd.control.registry import Entry
@@ -41,6 +42,11 @@ class Group:
     def wires_itself(self) -> bool:
         """Do its attention servers attach to MLP servers that the router does not know?"""
         return self.shape.ep_size == 0
+
+    @cached_property
+    def boot_ids(self) -> frozenset[str]:
+        """The processes of its MLP servers; to be asked for when all are placed."""
+        return frozenset(entry.boot_id for entry in self.mlp.values())
 
     def servers(self) -> list[Entry]:
         return [*(entry for _, entry in sorted(self.mlp.items())), *self.attn]

@@ -43,7 +43,6 @@ class Probe:
 
     server_id: str
     url: str
-    model: str
     attachment: tuple[str, ...]  # the processes that it proves
 
 
@@ -182,11 +181,11 @@ class ControlPlane:
         if self._follow_attachments(entries, now_s):
             self.groups.update(entries, self.probes.proof, now_s)
         self._note_stands(now_s)
+        said, self._said = self._said, {}
         for name, view in self.groups.views.items():
-            said = f"{name} is {view.stand.state}"
-            if self._said.get(name) != said:
-                self._said[name] = said
-                self._note(f"{said}: {view.stand.reason}", now_s)
+            self._said[name] = f"{name} is {view.stand.state}"
+            if said.get(name) != self._said[name]:
+                self._note(f"{self._said[name]}: {view.stand.reason}", now_s)
 
     def next_change_s(self, now_s: float) -> float | None:
         """When `update` or a probe is due though nothing happens; it may be overdue already.
@@ -211,8 +210,8 @@ class ControlPlane:
                 self.probes.on_detached(server_id)
                 continue
             attachment = self.probes.on_started(server_id, now_s)
-            url, model = entry.registration.url, entry.registration.models[0]
-            probes.append(Probe(server_id=server_id, url=url, model=model, attachment=attachment))
+            url = entry.registration.url
+            probes.append(Probe(server_id=server_id, url=url, attachment=attachment))
         return probes
 
     def end_probe(self, probe: Probe, outcome: Outcome, detail: str, now_s: float) -> None:

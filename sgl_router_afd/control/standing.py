@@ -106,7 +106,7 @@ def stand_of_mlp(entry: Entry, now_s: float) -> Stand:
 
 def is_attached_to(entry: Entry, group: Group) -> bool:
     """Does an attention server hear exactly the processes that are its group's ranks?"""
-    return set(entry.report.attached) == {other.boot_id for other in group.mlp.values()}
+    return frozenset(entry.report.attached) == group.boot_ids
 
 
 def stand_of_group(group: Group, stands: Mapping[str, Stand], past: Past) -> GroupStand:

@@ -636,6 +636,17 @@ def test_a_group_whose_servers_are_all_in_another_one_is_not_shown_as_dead() -> 
     assert [view.stand.state for view in plane.groups.views.values()] == [GroupState.READY]
 
 
+def test_a_group_that_begins_anew_under_a_forgotten_name_is_an_event_again() -> None:
+    plane = a_plane()
+    for boot_id in ("one", "two"):
+        half = mlp("mlp-0", 0, 2, boot_id=boot_id)
+        half.register(plane, 0.0)
+        plane.remove("mlp-0", 0.0)
+
+    texts = [event.text for event in plane.events]
+    assert sum(text.startswith("group-1 is forming") for text in texts) == 2
+
+
 def test_what_happened_is_told_as_events() -> None:
     plane, _, [server] = ready_group()
 
@@ -661,13 +672,13 @@ def test_a_server_that_refuses_connections_gets_no_requests_until_its_probe_pass
     assert traffic(plane) == ("attn-0", "attn-1")
 
 
-def test_a_probe_says_where_and_of_which_model_to_ask_a_token() -> None:
+def test_a_probe_says_where_to_ask_a_token() -> None:
     plane, expert = a_plane(), mlp("mlp-0")
     register_all(plane, 0.0, expert, attn("attn-0").attach(expert))
 
     [probe] = plane.start_probes(0.0)
 
-    assert (probe.url, probe.model) == ("http://attn-0:30000", "tiny")
+    assert (probe.server_id, probe.url) == ("attn-0", "http://attn-0:30000")
     assert plane.start_probes(0.0) == []
 
 
