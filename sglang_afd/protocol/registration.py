@@ -21,7 +21,7 @@ MAX_MESSAGE_BYTES = 256 * 1024
 MAX_NAME_CHARS = 256
 
 ServerId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}\Z")]
-BootId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
+BootId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}\Z")]  # what a handshake takes
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 GroupName = Annotated[str, Meta(pattern=r"^([a-z0-9-]{1,64})?\Z")]
 Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -97,8 +97,8 @@ class Report(_Message, frozen=True):
     seq: Count  # counts the reports of one process, so that a late one is known as such
     condition: Condition
     reason: Text  # why it is not ready, for people
-    attached: Annotated[tuple[BootId, ...], Meta(max_length=MAX_PEERS)]  # peers in contact; of
-    # rank 0 also the other ranks
+    # Peers in contact; of rank 0 also the other ranks.
+    attached: Annotated[tuple[BootId, ...], Meta(max_length=MAX_PEERS + MAX_MLP_RANKS)]
     lost: Annotated[tuple[PeerLoss, ...], Meta(max_length=64)]
     load: Load
     is_draining: bool  # it was asked to end, and finishes what it has

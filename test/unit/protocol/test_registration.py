@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from router_servers import attn, mlp
 
+from sglang_afd.config import MAX_MLP_RANKS, MAX_PEERS
 from sglang_afd.errors import ProtocolError, Refused
 from sglang_afd.protocol.registration import (
     MAX_MESSAGE_BYTES,
@@ -196,6 +197,14 @@ def test_another_version_is_refused_as_that_whatever_its_fields_are() -> None:
 def test_a_value_out_of_bounds_is_refused(field: str, value: object) -> None:
     with pytest.raises(ProtocolError):
         decode_to_router(registering(attn("attn-0"), **{field: value}))
+
+
+def test_rank_0_tells_of_as_many_peers_and_ranks_as_there_can_be() -> None:
+    peers = tuple(f"attn:{number:059d}" for number in range(MAX_PEERS + MAX_MLP_RANKS - 1))
+    server = mlp("mlp-0").says(attached=peers)
+    message = msgspec.structs.replace(server.registration, report=server.report)
+
+    assert decode_to_router(encode(message)) == message
 
 
 @pytest.mark.parametrize(
