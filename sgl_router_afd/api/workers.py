@@ -29,6 +29,7 @@ from sglang_afd.config import Role
 from sglang_afd.protocol.server_url import Url, check_url
 
 MAX_WORKER_BODY_BYTES = 64 * 1024
+MAX_ASKED = 1024  # addresses; each costs a poll every `--status-interval-s`
 ROLES = {"regular": Role.ATTN, "attn": Role.ATTN, "mlp": Role.MLP}
 TYPES = {Role.ATTN: "regular", Role.MLP: "mlp"}
 WITHOUT_EFFECT = ("model_id", "priority", "cost", "labels")
@@ -69,9 +70,19 @@ class WorkerDesk:
         asked = decode(await read_body(request, MAX_WORKER_BODY_BYTES), WorkerRequest)
         role, url = _role(asked.worker_type), _url(asked.url)
         self._refuse_other_role(url, role)
-        if url not in dict(self._fleet.statics()):
+        statics = dict(self._fleet.statics())
+        if url not in statics:
+            if len(statics) >= MAX_ASKED:
+                raise ApiError(
+                    409,
+                    f"this router asks {MAX_ASKED} addresses already; DELETE some of them, or have "
+                    "the server register itself with --afd-router",
+                )
             self._fleet.add_static(url, role)
-            self._fleet.changed()
+        entry = self._entry_at(url)
+        if entry is not None and entry.drain_reason == DRAIN_REASON:
+            self._fleet.plane.drain(entry.server_id, "", self._fleet.now_s())
+        self._fleet.changed()
         given = msgspec.structs.asdict(asked)
         ignored = [name for name in WITHOUT_EFFECT if given[name] is not None]
         more = f"; without effect here: {', '.join(ignored)}" if ignored else ""

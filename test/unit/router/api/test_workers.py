@@ -6,7 +6,7 @@ import pytest
 from router_api import ServedApi, serving
 from router_servers import attn, mlp
 
-from sgl_router_afd.api.workers import worker_id
+from sgl_router_afd.api.workers import MAX_ASKED, worker_id
 from sglang_afd.config import Role
 from sglang_afd.protocol.registration import encode
 
@@ -191,3 +191,25 @@ def test_an_unknown_worker_is_404(method: str) -> None:
 
     assert reply.status == 404
     assert "'nobody'" in reply.error
+
+
+def test_the_addresses_that_a_router_asks_are_bounded() -> None:
+    with serving() as api:
+        for number in range(MAX_ASKED - 1):
+            api.fleet.add_static(f"http://old-{number}:1", Role.ATTN)
+        replies = [api.ask("POST", "/workers", {"url": url}) for url in (URL, URL, "http://b:1")]
+        num_asked = len(api.fleet.statics())
+
+    assert [reply.status for reply in replies] == [202, 202, 409]
+    assert num_asked == MAX_ASKED and "DELETE some of them" in replies[-1].error
+
+
+def test_a_worker_that_drains_since_it_was_deleted_serves_when_it_is_added_again() -> None:
+    with serving() as api:
+        joined(api)
+        api.ask("DELETE", "/workers/attn-0")
+        deleted = api.row("attn-0").state
+        api.ask("POST", "/workers", {"url": "http://attn-0:30000"})
+        added = api.row("attn-0").state
+
+    assert (deleted, added) == ("draining", "serving")
