@@ -20,7 +20,8 @@ from sglang_afd.registrar.speaker import Speaker
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.5
-MAX_RETRY_S = 4.0  # less than a lease: a router that was started anew hears of all within one
+MAX_RETRY_S = 4.0
+RETRY_SHARE = 2 / 3  # of a lease: a router that was started anew hears of all within one
 HASTY_RENEW_S = 0.5  # while the next answer is waited for: where to attach, whether to end
 MIN_RENEW_S = 0.1
 
@@ -46,6 +47,7 @@ class Tenancy:
         self._urgent: object = None  # part of the last report; a change of it is told at once
         self._due_s = float("-inf")
         self._retry_s = FIRST_RETRY_S
+        self._max_retry_s = MAX_RETRY_S
         self._is_failing = False  # then nothing is urgent
 
     def holds_at(self, now_s: float) -> Lease | None:
@@ -72,6 +74,7 @@ class Tenancy:
         """A router answered with a lease; returns whether what it says of the group counts."""
         self.lease, self.heard_s, self.last_error = lease, now_s, ""
         self._retry_s, self._is_failing = FIRST_RETRY_S, False
+        self._max_retry_s = min(MAX_RETRY_S, RETRY_SHARE * lease.ttl_s)
         renew_s = min(lease.renew_s, HASTY_RENEW_S) if self._is_hasty else lease.renew_s
         self._due_s = now_s + max(MIN_RENEW_S, renew_s)
         return self._follow(lease)
@@ -91,8 +94,9 @@ class Tenancy:
         if error != self.last_error:
             logger.warning("not registered: %s", error)
         self.last_error = error
-        self._due_s = now_s + self._retry_s * (0.5 + self._draw() / 2)
-        self._retry_s, self._is_failing = min(2 * self._retry_s, MAX_RETRY_S), True
+        pause_s = min(self._retry_s, self._max_retry_s)
+        self._due_s = now_s + pause_s * (0.5 + self._draw() / 2)
+        self._retry_s, self._is_failing = 2 * pause_s, True
 
     def _follow(self, lease: Lease) -> bool:
         speaker = self._speaker

@@ -169,6 +169,17 @@ def test_pauses_grow_while_no_router_answers_and_news_does_not_shorten_them(benc
     assert max(pauses) == MAX_RETRY_S
 
 
+def test_pauses_are_shorter_than_the_leases_of_the_router_so_that_a_new_one_hears_in_time(
+    tenant: Bench,
+) -> None:
+    tenant.tenancy.take(lease_of(ttl_s=1.5), tenant.now_s)
+
+    for _ in range(6):
+        tenant.tenancy.fail("nobody", tenant.now_s)
+
+    assert tenant.ask(1.0) is not None
+
+
 def test_an_answer_ends_the_pauses(bench: Bench) -> None:
     for _ in range(4):
         bench.ask(10)
