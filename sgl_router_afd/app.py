@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from sgl_router_afd.api.routes import add_routes as add_api
+from sgl_router_afd.api.view import stand_of
 from sgl_router_afd.config import RouterConfig
 from sgl_router_afd.control.standing import Standing
 from sgl_router_afd.dataplane.counters import SharedCounters
@@ -15,7 +16,7 @@ from sgl_router_afd.endpoints import METRICS, STATUS
 from sgl_router_afd.fleet import Fleet
 from sgl_router_afd.metrics import CONTENT_TYPE, render, render_fleet
 from sgl_router_afd.page import add_routes as add_page
-from sgl_router_afd.tables import attention_servers, stands
+from sgl_router_afd.tables import attention_servers
 from sglang_afd.config import Role
 
 UNHEARD = "unheard"  # the state of a URL of --attn at which no server answered yet
@@ -79,20 +80,17 @@ class _OwnEndpoints:
 
     def _registered(self) -> list[dict[str, object]]:
         plane, now_s = self._fleet.plane, self._fleet.now_s()
-        standing = stands(plane)
         servers: list[dict[str, object]] = []
         for entry in attention_servers(plane):
-            stand = standing.get(entry.server_id)
+            state, reason = stand_of(self._fleet, entry.server_id)
             traffic = self._fleet.traffic(entry.server_id)
             heard_s = entry.expires_s - plane.registry.terms.ttl_s
             servers.append(
                 {
                     "url": entry.registration.url,
                     "server_id": entry.server_id,
-                    "state": stand.standing if stand else "unplaced",
-                    "reason": stand.reason
-                    if stand
-                    else plane.groups.homeless.get(entry.server_id, ""),
+                    "state": state,
+                    "reason": reason,
                     "num_in_flight": traffic.num_in_flight,
                     "num_served": traffic.num_served,
                     "last_seen_ago_s": round(now_s - heard_s, 3),
