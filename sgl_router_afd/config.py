@@ -63,6 +63,8 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         self._check_urls()
+        _check_text("--host", self.host)
+        _check_text("--state-file", self.state_file)
         parse_ratio(self.ratio)
         _check_choice("--policy", self.policy, tuple(POLICIES))
         _check_choice("--data-plane", self.data_plane, DATA_PLANES)
@@ -144,6 +146,13 @@ def _checked_url(flag: str, text: str) -> str:
     except ValueError as error:
         raise ConfigError(f"{flag} got {text!r} ({error}); {wanted}") from error
     return checked
+
+
+def _check_text(flag: str, got: str) -> None:
+    try:
+        got.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{flag} got {got!r}, which is not UTF-8; give a name that is") from None
 
 
 def _check_choice(flag: str, got: str, choices: Sequence[str]) -> None:

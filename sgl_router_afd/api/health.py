@@ -41,7 +41,8 @@ class HealthDesk:
         )
         if not any(group.state is GroupState.READY for group in groups):
             raise ApiError(503, self._why_not(groups))
-        return json_answer(ReadinessAnswer(status="ready", groups=groups))
+        trouble = self._fleet.plane.trouble
+        return json_answer(ReadinessAnswer(status="ready", groups=groups, trouble=trouble))
 
     def _why_not(self, groups: tuple[GroupReadiness, ...]) -> str:
         homeless = self._fleet.plane.groups.homeless.items()

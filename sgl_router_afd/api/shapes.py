@@ -178,6 +178,7 @@ class ReadinessAnswer(Shape, frozen=True):
 
     status: str
     groups: tuple[GroupReadiness, ...]
+    trouble: str  # why all groups have to stay as they are; "" while they need not
 
 
 class ModelCard(Shape, frozen=True):

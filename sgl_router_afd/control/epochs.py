@@ -6,6 +6,10 @@ from collections.abc import Callable
 
 from sgl_router_afd.control.persist import Floors
 
+# More changes than there will ever be. A server that tells of a larger epoch is mistaken and not
+# followed: its group would come to epochs that no message has room for.
+MAX_TOLD_EPOCH = 2**40
+
 
 class Epochs:
     """Saves an epoch before anybody hears of it.
@@ -34,7 +38,7 @@ class Epochs:
     def raise_to(self, group: str, epoch: int) -> int:
         """A server says that it heard of this epoch: no smaller one may be in force."""
         # One of a name that was forgotten meanwhile is older than all that follow.
-        is_newer = epoch > self.of(group) and epoch > self._base
+        is_newer = max(self.of(group), self._base) < epoch <= MAX_TOLD_EPOCH
         return self._set(group, epoch) if is_newer else self.of(group)
 
     def forget(self, group: str) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from sglang_afd.errors import ConfigError
 
 MAX_STATE_BYTES = 4 * 1024 * 1024
+MAX_EPOCH = 2**47  # half of what a lease has room for
 
 
 class Floors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,8 +40,12 @@ def load(path: Path) -> Floors:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         what = f"--state-file {path} is damaged or not ours: {error}"
         raise ConfigError(f"{what}; {_WAY_OUT}") from None
-    if floors.version != 1 or min(floors.base, *floors.groups.values(), 0) < 0:
+    if floors.version != 1:
         raise ConfigError(f"--state-file {path} is of another version; {_WAY_OUT}")
+    for epoch in (floors.base, *floors.groups.values()):
+        if not 0 <= epoch <= MAX_EPOCH:
+            what = f"--state-file {path} is damaged: it has the epoch {epoch}"
+            raise ConfigError(f"{what}; {_WAY_OUT}")
     return floors
 
 

@@ -214,10 +214,10 @@ class Registry:
         return [
             entry
             for entry in self._entries.values()
-            if entry.boot_id != registration.boot_id
-            and (
-                entry.server_id == registration.server_id
-                or entry.registration.url == registration.url
+            if (
+                entry.boot_id != registration.boot_id
+                if entry.server_id == registration.server_id
+                else entry.registration.url == registration.url
             )
         ]
 

@@ -36,6 +36,28 @@ class Channel(asyncio.Protocol, Generic[Received]):
         self._on_lost = on_lost
         self._received = bytearray()
         self._transport: asyncio.Transport | None = None
+        self._is_full = False
+        self._latest: bytes | None = None  # waits while the other end does not read
+
+    def send_latest(self, encoded: bytes) -> None:
+        """Send a message that stands for all of its kind before it.
+
+        While the other end does not read, only the last of them is kept: one that was stopped must
+        not fill this process's memory.
+        """
+        if self._is_full:
+            self._latest = encoded
+        elif self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encoded)
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        if self._latest is not None:
+            encoded, self._latest = self._latest, None
+            self.send_latest(encoded)
 
     def send(self, message: ToRelay | ToControl) -> None:
         """Send the message, unless the other end is gone."""

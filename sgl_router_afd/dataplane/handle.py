@@ -17,9 +17,9 @@ from sgl_router_afd.dataplane.messages import (
     Draining,
     Listening,
     Setup,
-    Table,
     ToControl,
     Unreachable,
+    encode,
 )
 from sglang_afd.errors import AfdError
 
@@ -55,7 +55,7 @@ class RelayHandle:
         self._counters = counters
         self._listeners = listeners
         self._on_trouble = on_trouble
-        self._table = NO_TABLE
+        self._table = encode(NO_TABLE)
         self._channel: Channel[ToControl] | None = None
         self._is_draining = False
         self._num_running: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -85,10 +85,11 @@ class RelayHandle:
                 )
             logger.warning("%s; its requests are lost, another one takes its place", what)
 
-    def send_table(self, table: Table) -> None:
+    def send_table(self, table: bytes) -> None:
+        """Make this the table, as `messages.encode` writes it."""
         self._table = table
         if self._channel is not None:
-            self._channel.send(table)
+            self._channel.send_latest(table)
 
     async def start_draining(self, timeout_s: float) -> int:
         """Have it accept nothing more; returns how many requests still run."""
@@ -131,7 +132,7 @@ class RelayHandle:
         channel: Channel[ToControl] = Channel(ToControl, self._on_message, is_lost.set)
         await loop.create_unix_connection(lambda: channel, sock=opened)
         channel.send(self._setup)
-        channel.send(self._table)
+        channel.send_latest(self._table)
         self._channel = channel
         try:
             await is_lost.wait()

@@ -33,14 +33,12 @@ def open_listeners(
             for sockets in opened:
                 sockets.append(_listen(family, address, is_first=sockets is opened[0]))
                 address = sockets[-1].getsockname()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name that no resolver takes is a ValueError
         close(opened)
-        known = error.errno is not None and error.errno > 0
-        cause = os.strerror(error.errno) if known and error.errno else str(error.strerror or error)
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {cause}; choose an address of this host with --host "
-            f"and a free port with {flag}{' (0 picks one)' if flag == '--port' else ''}, or stop "
-            "what holds it"
+            f"cannot listen on {host}:{port}: {_cause(error)}; choose an address of this host with "
+            f"--host and a free port with {flag}{' (0 picks one)' if flag == '--port' else ''}, or "
+            "stop what holds it"
         ) from error
     return opened
 
@@ -49,6 +47,13 @@ def close(listeners: list[list[socket.socket]]) -> None:
     for sockets in listeners:
         for opened in sockets:
             opened.close()
+
+
+def _cause(error: OSError | ValueError) -> str:
+    if not isinstance(error, OSError):
+        return f"no host has that name ({error})"
+    known = error.errno is not None and error.errno > 0
+    return os.strerror(error.errno) if known and error.errno else str(error.strerror or error)
 
 
 def url_of(listener: socket.socket) -> str:

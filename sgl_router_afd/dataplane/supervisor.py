@@ -12,7 +12,14 @@ from typing import Self
 from sgl_router_afd.config import RouterConfig
 from sgl_router_afd.dataplane.counters import SharedCounters
 from sgl_router_afd.dataplane.handle import RelayHandle
-from sgl_router_afd.dataplane.messages import BrokeOff, Setup, Table, Unreachable
+from sgl_router_afd.dataplane.messages import (
+    MAX_MESSAGE_BYTES,
+    BrokeOff,
+    Setup,
+    Table,
+    Unreachable,
+    encode,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +78,17 @@ class Relays:
 
     def publish(self, table: Table) -> None:
         """Make this the table of all relay processes, those that start later too."""
+        encoded = encode(table)
+        if len(encoded) > MAX_MESSAGE_BYTES:
+            logger.error(
+                "the table of %d servers and %d models has %d bytes, and relay processes take %d: "
+                "requests go where they went before; let servers have fewer and shorter names of "
+                "models",
+                *(len(table.rows), len(table.models), len(encoded), MAX_MESSAGE_BYTES),
+            )
+            return
         for handle in self._handles:
-            handle.send_table(table)
+            handle.send_table(encoded)
 
     async def drain(self, timeout_s: float) -> None:
         """Accept nothing more, let running requests finish, and let the processes end."""

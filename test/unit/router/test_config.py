@@ -30,6 +30,14 @@ def test_the_port_of_http_itself_stays_since_servers_are_told_the_address() -> N
     assert (config.attn_urls, config.mlp_urls) == (("http://a:80",), ("https://[::1]:443",))
 
 
+@pytest.mark.parametrize("flag", ["--host", "--state-file"])
+def test_a_name_that_is_no_text_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_args([flag, "\udcff"])
+
+    assert f"{flag} got '\\udcff', which is not UTF-8" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "url",
     ["", "a:1", "http://a", "ftp://a:1", "http://:1", "http://a:1/v1", "http://a:1?x=1"]

@@ -30,6 +30,7 @@ def test_a_router_with_a_ready_group_is_ready() -> None:
         "groups": [
             {"name": "group-1", "state": "ready", "reason": "1 of 1 attention servers serve"}
         ],
+        "trouble": "",
     }
 
 
@@ -54,6 +55,17 @@ def test_a_router_that_cannot_save_its_epochs_says_so() -> None:
         readiness = api.ask("GET", "/readiness")
 
     assert "nothing can be decided: --state-file /x cannot be written" in readiness.error
+
+
+def test_a_ready_router_that_cannot_save_its_epochs_says_so() -> None:
+    with serving() as api:
+        expert = mlp("mlp-0")
+        api.join(expert, attn("attn-0").attach(expert))
+        api.plane.trouble = "--state-file /x cannot be written: No space left on device"
+        readiness = api.ask("GET", "/readiness")
+
+    assert readiness.status == 200
+    assert readiness.json["trouble"] == api.plane.trouble
 
 
 def test_reasons_have_a_bound() -> None:

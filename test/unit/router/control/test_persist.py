@@ -106,6 +106,25 @@ def test_an_epoch_that_a_server_heard_of_is_never_undercut() -> None:
     assert raised == (9, 9)
 
 
+def test_an_epoch_that_no_group_can_have_come_to_is_not_followed() -> None:
+    epochs = Epochs(Floors(groups={"group-1": 7}), lambda floors: None)
+
+    raised = epochs.raise_to("group-1", 2**48)
+
+    assert (raised, epochs.advance("group-1")) == (7, 8)
+
+
+@pytest.mark.parametrize("epoch", ["-1", "281474976710656", "99999999999999999999999"])
+def test_a_file_with_an_epoch_that_no_lease_has_room_for_is_refused(
+    tmp_path: Path, epoch: str
+) -> None:
+    path = tmp_path / "state.json"
+    path.write_text(f'{{"version":1,"groups":{{"group-1":{epoch}}}}}')
+
+    with pytest.raises(ConfigError, match=f"damaged: it has the epoch {epoch}"):
+        load(path)
+
+
 def test_an_epoch_of_a_name_that_was_forgotten_does_not_come_back() -> None:
     epochs = Epochs(Floors(base=9), lambda floors: None)
 

@@ -159,6 +159,18 @@ def test_a_newer_process_replaces_one_of_another_name_at_its_address() -> None:
     assert [entry.server_id for entry in plane.registry] == ["attn-1"]
 
 
+def test_one_process_has_one_name() -> None:
+    server = attn("attn-0")
+    other = attn("attn-1", url="http://attn-0:30000", boot_id=server.boot_id)
+    plane = a_plane()
+    server.register(plane, 0.0)
+
+    with pytest.raises(Refused, match="attn-0 at http://attn-0:30000"):
+        other.register(plane, 1.0)
+
+    assert [entry.server_id for entry in plane.registry] == ["attn-0"]
+
+
 def test_a_server_that_leaves_is_gone_at_once() -> None:
     server = attn("attn-0")
     registry = registered(server)
