@@ -10,7 +10,7 @@ import msgspec
 from sgl_router_afd.control.plane import Probe
 from sgl_router_afd.control.probe import Outcome, outcome_of
 from sgl_router_afd.keys import Key
-from sgl_router_afd.upstream_session import describe
+from sgl_router_afd.upstream_session import describe, read_at_most
 
 GENERATE = "/generate"
 REQUEST_ID_PREFIX = "afd-pair-probe-"  # so that people find, and tests know, these requests
@@ -55,22 +55,13 @@ async def make_probe(
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             allow_redirects=False,
         ) as answer:
-            return _judge(answer.status, await _read(answer))
+            return _judge(answer.status, await read_at_most(answer, MAX_ANSWER_BYTES))
     except TimeoutError:
         return Outcome.STALLED, f"no answer within {timeout_s:g} s"
     except aiohttp.ClientConnectorError as error:
         return Outcome.UNREACHABLE, describe(error)
     except aiohttp.ClientError as error:
         return Outcome.FAILED, describe(error)
-
-
-async def _read(answer: aiohttp.ClientResponse) -> bytes:
-    body = b""
-    async for piece in answer.content.iter_any():
-        body += piece
-        if len(body) > MAX_ANSWER_BYTES:
-            raise aiohttp.ClientPayloadError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-    return body
 
 
 def _judge(http_status: int, body: bytes) -> tuple[Outcome, str]:

@@ -10,7 +10,7 @@ import aiohttp
 
 from sgl_router_afd.config import RouterConfig
 from sgl_router_afd.static_servers import StaticServer, StaticServers
-from sgl_router_afd.upstream_session import describe
+from sgl_router_afd.upstream_session import describe, read_at_most
 from sglang_afd.protocol.paths import REGISTRATION_PATH
 from sglang_afd.protocol.registration import MAX_MESSAGE_BYTES
 
@@ -52,7 +52,7 @@ async def _poll(
             async with session.get(
                 static.url + REGISTRATION_PATH, timeout=timeout, allow_redirects=False
             ) as answer:
-                status, body = answer.status, await _read(answer)
+                status, body = answer.status, await read_at_most(answer, MAX_MESSAGE_BYTES)
         except TimeoutError:
             silence = f"GET {REGISTRATION_PATH} got no answer within {config.status_timeout_s} s"
             servers.on_silence(static, silence)
@@ -68,13 +68,3 @@ def _is_refusal(error: aiohttp.ClientError) -> bool:
     """Was no connection to be had? A name server that is away says nothing of the server."""
     is_no_connection = isinstance(error, aiohttp.ClientConnectorError)
     return is_no_connection and not isinstance(error, aiohttp.ClientConnectorDNSError)
-
-
-async def _read(answer: aiohttp.ClientResponse) -> bytes:
-    """The body, or so much of it that it is known to be too long."""
-    body = b""
-    async for piece in answer.content.iter_any():
-        body += piece
-        if len(body) > MAX_MESSAGE_BYTES:
-            break
-    return body

@@ -37,6 +37,20 @@ def open_session(config: RouterConfig) -> aiohttp.ClientSession:
     )
 
 
+async def read_at_most(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """The body of an answer.
+
+    Raises:
+        aiohttp.ClientError: It is longer, or broke off.
+    """
+    body = bytearray()
+    async for piece in answer.content.iter_any():
+        body += piece
+        if len(body) > max_bytes:
+            raise aiohttp.ClientPayloadError(f"its answer is longer than {max_bytes} bytes")
+    return bytes(body)
+
+
 def describe(error: Exception) -> str:
     """A client error in words for people; aiohttp's own are long or empty."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):

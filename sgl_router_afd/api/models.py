@@ -15,6 +15,7 @@ from sgl_router_afd.api.shapes import ModelCard, ModelsAnswer
 from sgl_router_afd.control.groups import View
 from sgl_router_afd.control.registry import Entry
 from sgl_router_afd.fleet import Fleet
+from sgl_router_afd.upstream_session import read_at_most
 
 logger = logging.getLogger(__name__)
 
@@ -70,20 +71,11 @@ async def _ask(
     try:
         async with session.get(url, headers=headers, allow_redirects=False) as answer:
             answer.raise_for_status()
-            body = await _read(answer.content)
+            body = await read_at_most(answer, MAX_LIST_BYTES)
         return msgspec.json.decode(body, type=ModelsAnswer).data
     except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         logger.warning("%s did not tell its models: %s", url, error or type(error).__name__)
         return ()
-
-
-async def _read(content: aiohttp.StreamReader) -> bytes:
-    body = bytearray()
-    async for piece in content.iter_any():
-        body += piece
-        if len(body) > MAX_LIST_BYTES:
-            raise aiohttp.ClientPayloadError(f"the list is longer than {MAX_LIST_BYTES} bytes")
-    return bytes(body)
 
 
 def _own_card(name: str) -> ModelCard:

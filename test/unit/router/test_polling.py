@@ -7,12 +7,14 @@ import socket
 
 import aiohttp
 import pytest
+from one_answer import answering
 
 from sgl_router_afd.config import RouterConfig
 from sgl_router_afd.polling import polling
 from sgl_router_afd.static_servers import StaticServer
 from sgl_router_afd.upstream_session import describe, open_session
 from sglang_afd.config import Role
+from sglang_afd.protocol.registration import MAX_MESSAGE_BYTES
 
 
 class Heard:
@@ -50,14 +52,8 @@ async def polled(url: str) -> tuple[str, str]:
 
 
 async def polled_at_a_server_that_sends(sent: bytes) -> tuple[str, str]:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(sent)
-        writer.close()
-
-    async with await asyncio.start_server(talk, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        return await polled(f"http://127.0.0.1:{port}")
+    async with answering(sent) as server:
+        return await polled(server.url)
 
 
 def test_an_answer_is_handed_on_with_its_status() -> None:
@@ -79,6 +75,14 @@ def test_an_answer_that_breaks_off_takes_no_requests_away(sent: bytes) -> None:
     what, _ = asyncio.run(polled_at_a_server_that_sends(sent))
 
     assert what == "silence"
+
+
+def test_of_an_answer_that_never_ends_no_more_is_read_than_a_registration_can_have() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n"
+
+    what, why = asyncio.run(polled_at_a_server_that_sends(head + bytes(MAX_MESSAGE_BYTES + 1)))
+
+    assert (what, why) == ("silence", f"its answer is longer than {MAX_MESSAGE_BYTES} bytes")
 
 
 def test_a_name_without_an_address_is_told_in_words() -> None:
