@@ -38,6 +38,7 @@ class Fleet:
         boot_id: Of this router process.
         clock: The plane's, monotonic seconds.
         call_later: Calls a function after so many seconds.
+        stopwatch: Seconds, by which the cost of a table is measured.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Fleet:
         boot_id: str,
         clock: Callable[[], float] = time.monotonic,
         call_later: Callable[[float, Callable[[], None]], Timer],
+        stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.plane = plane
         self.boot_id = boot_id
@@ -60,6 +62,7 @@ class Fleet:
         self._counters = counters
         self._clock = clock
         self._call_later = call_later
+        self._stopwatch = stopwatch
         self._publish: Callable[[Table], None] = lambda table: None
         self._start_probe: Callable[[Probe], None] | None = None
         self._table = NO_TABLE
@@ -176,7 +179,7 @@ class Fleet:
 
     def _flush(self) -> None:
         self._flush_timer = None
-        began_s = time.perf_counter()
+        began_s = self._stopwatch()
         self._start_probes()
         self._log_events()
         table = self._build()
@@ -184,7 +187,7 @@ class Fleet:
             self._table = table
             self._publish(table)
         self._arm()
-        self._flushed_s, self._flush_cost_s = self._clock(), time.perf_counter() - began_s
+        self._flushed_s, self._flush_cost_s = self._clock(), self._stopwatch() - began_s
 
     def _start_probes(self) -> None:
         if self._start_probe is not None:

@@ -41,6 +41,7 @@ class RouterFleet:
             boot_id="router",
             clock=self.loop.time,
             call_later=self.loop.call_later,
+            stopwatch=self.loop.time,
         )
         self.tables: list[Table] = []
         self.probes: list[Probe] = []
