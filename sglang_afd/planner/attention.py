@@ -36,7 +36,7 @@ def core_us(
     """Reads the cache once, however many tokens are verified, or is bound by the arithmetic."""
     cached_tokens = requests * context_tokens
     read_us = (
-        cached_tokens
+        (cached_tokens + requests * constants.core_request_tokens)
         * shape.kv_bytes_per_token_layer
         / (gpu.hbm_bytes_per_us * gpu.cache_read_share * constants.kv_read_efficiency)
     )

@@ -48,7 +48,7 @@ def overlap_cause(result: SpeedUp) -> str:
             f"attention ({stages.attn_us:.0f} us a layer and micro-batch) waits for the experts "
             f"({stages.mlp_us:.0f} us)"
         )
-    both = stages.attn_us + stages.mlp_us + 2 * stages.exchange_us
+    both = stages.attn_us + stages.wait_us + stages.mlp_us + 2 * stages.exchange_us
     return (
         f"a round trip ({both:.0f} us a layer) is longer than {count} micro-batches of the longer "
         f"stage ({max(stages.attn_us, stages.mlp_us):.0f} us)"

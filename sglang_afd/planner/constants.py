@@ -29,6 +29,7 @@ class Constants:
     kv_read_efficiency: float
     weight_read_efficiency: float
     core_fixed_us: float
+    core_request_tokens: float
     dense_flops_efficiency: float
     routing_skew: float
     colocated_dense_fixed_us: float
@@ -84,8 +85,16 @@ PRIORS: dict[str, Prior] = {
         value=4.0,
         spread=0.5,
         low=1.0,
-        high=15.0,
-        source=f"start and drain of one kernel; {_KERNELS}: small kernels take 1.6 to 4.6 us",
+        high=40.0,
+        source=f"start and drain; {_KERNELS}: small kernels take 1.6 to 4.6 us; H200: 12 to 26 us",
+    ),
+    # A block of threads starts on a request with nothing to read yet: as if it held more tokens.
+    "core_request_tokens": Prior(
+        value=30.0,
+        spread=1.0,
+        low=1.0,
+        high=300.0,
+        source="aiconfigurator-core 0.12, decode attention: H100 and H200 50 to 140, GB200 0 to 20",
     ),
     "dense_flops_efficiency": Prior(
         value=0.25,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from sglang_afd.errors import ConfigError
 from sglang_afd.planner import attention, checks, exchange
+from sglang_afd.planner.barrier import expected_max_normal
 from sglang_afd.planner.constants import DEFAULTS, Constants
 from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode, Workload
 from sglang_afd.planner.experts import ExpertKernel, ExpertTime, expert_time
@@ -22,6 +24,11 @@ SERIAL = "serial"  # a colocated step has no stages that could wait for each oth
 CORE_PUBLISH_US = 8.1
 CORE_PUBLISH_PER_PEER_US = (20.9 - 8.6) / 14
 
+# Up to here the closed form was compared with simulations (benchmark/bench_simulator.py). With 3 or
+# 4 micro-batches those under way hide a late one, which the form leaves out.
+MOST_JITTER = 0.2
+MOST_JITTER_OF_MANY = 0.05
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
@@ -36,6 +43,9 @@ class Scenario:
     # Tokens of a rank that a colocated system runs through its experts at once. None: any number,
     # as SGLang does; its dispatch buffers bound the batch of a GPU, they do not cut it.
     colocated_piece_tokens: int | None = None
+    # Standard deviation of a GPU's time for the attention of a layer, over its mean, from layer to
+    # layer and from GPU to GPU. The others wait for the slowest one, colocated ones as well.
+    jitter: float = 0.0
 
     def __post_init__(self) -> None:
         if self.routing and len(self.routing.probabilities) != self.shape.num_experts:
@@ -50,6 +60,16 @@ class Scenario:
             )
         if self.colocated_piece_tokens is not None:
             checks.whole("scenario", "colocated_piece_tokens", self.colocated_piece_tokens)
+        checks.not_negative("scenario", "jitter", self.jitter)
+        if self.jitter > MOST_JITTER:
+            raise ConfigError(
+                f"scenario: jitter is {self.jitter:g}; wanted at most {MOST_JITTER:g}, as 5 % is "
+                "0.05. Beyond it the closed form is not checked: `simulate --attn-jitter` plays it"
+            )
+
+    def knows_jitter_of(self, micro_batches: int) -> bool:
+        """Whether this many micro-batches were checked under so much jitter."""
+        return micro_batches <= 2 or self.jitter <= MOST_JITTER_OF_MANY
 
     def with_constants(self, constants: Constants) -> Scenario:
         """The same scenario with other constants."""
@@ -75,6 +95,7 @@ class StageTimes:
     exchange_us: float  # AFD: one way; colocated: dispatch and combine
     attn_us: float  # the attention stage
     mlp_us: float  # the MLP stage; colocated: experts and exchange
+    wait_us: float = 0.0  # for the slowest of the GPUs whose rows meet, by their jitter alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +115,11 @@ class Prediction:
 def predict(scenario: Scenario, deployment: Deployment) -> Prediction:
     """Step time, throughput and memory; memory is reported, `memory.require_fit` refuses.
 
-    Raises: ConfigError, when the experts do not divide among their GPUs.
+    Raises: ConfigError, when the experts do not divide among their GPUs, or the jitter is more than
+        is known of so many micro-batches.
     """
     check_experts(scenario.shape, deployment)
+    check_jitter(scenario, deployment)
     if deployment.mode is Mode.COLOCATED:
         stages, layers_us, binding = _colocated(scenario, deployment)
     else:
@@ -126,6 +149,32 @@ def check_experts(shape: ModelShape, deployment: Deployment) -> None:
             f"deployment {deployment.label}: {shape.num_experts} experts of {shape.name} do not "
             f"divide among {deployment.expert_parallel} GPUs; use a divisor of {shape.num_experts}"
         )
+
+
+def check_jitter(scenario: Scenario, deployment: Deployment) -> None:
+    """Raises: ConfigError, when the closed form is not known to hold."""
+    if not scenario.knows_jitter_of(deployment.micro_batches):
+        raise ConfigError(
+            f"deployment {deployment.label}: the closed form knows a jitter of "
+            f"{scenario.jitter:g} for 1 and 2 micro-batches only, and one of up to "
+            f"{MOST_JITTER_OF_MANY:g} for more; `simulate --attn-jitter` plays any"
+        )
+
+
+def _wait_us(scenario: Scenario, deployment: Deployment, core_us: float, dense_us: float) -> float:
+    """What the slowest peer takes longer by jitter, beside what unequal contexts cost already.
+
+    Source: the Gaussian barrier of arXiv 2601.21351. Both causes are independent, so their
+    deviations add up as squares.
+    """
+    if not scenario.jitter:
+        return 0.0
+    even = replace(scenario, workload=replace(scenario.workload, context_std_tokens=0.0))
+    mean_us = _core_us(even, deployment)
+    by_contexts = core_us - mean_us
+    peers = max(int(deployment.peers_per_expert_copy), 1)
+    by_jitter = scenario.jitter * (mean_us + dense_us) * expected_max_normal(peers)
+    return math.hypot(by_contexts, by_jitter) - by_contexts
 
 
 def _core_us(scenario: Scenario, deployment: Deployment) -> float:
@@ -180,8 +229,9 @@ def _colocated(scenario: Scenario, deployment: Deployment) -> tuple[StageTimes, 
         exchange_us=exchange_us,
         attn_us=core_us + dense_us,
         mlp_us=mlp_us,
+        wait_us=_wait_us(scenario, deployment, core_us, dense_us),
     )
-    layers_us = scenario.shape.num_moe_layers * (stages.attn_us + mlp_us)
+    layers_us = scenario.shape.num_moe_layers * (stages.attn_us + stages.wait_us + mlp_us)
     start_us = constants.colocated_rank_step_us * scenario.gpu.operator_scale * ranks
     return stages, layers_us + start_us, SERIAL
 
@@ -245,15 +295,18 @@ def _disaggregated(scenario: Scenario, deployment: Deployment) -> tuple[StageTim
         dense_us = _dense_us(scenario, tokens * peers, constants.afd_dense_fixed_us)
         publish_us = CORE_PUBLISH_US + CORE_PUBLISH_PER_PEER_US * max(peers - 1, 0)
         attn_us, mlp_us = core_us + CORE_PUBLISH_US, mlp_us + dense_us + publish_us
+        wait_us = _wait_us(scenario, deployment, core_us, CORE_PUBLISH_US)
     else:
         dense_us = _dense_us(scenario, tokens, constants.afd_dense_fixed_us)
         attn_us = core_us + dense_us
+        wait_us = _wait_us(scenario, deployment, core_us, dense_us)
     pipeline = Pipeline(
         attn_us=attn_us,
         mlp_us=mlp_us,
         exchange_us=one_way,
         num_layers=scenario.shape.num_moe_layers,
         num_micro_batches=deployment.micro_batches,
+        wait_us=wait_us,
     )
     stages = StageTimes(
         core_us=core_us,
@@ -262,6 +315,7 @@ def _disaggregated(scenario: Scenario, deployment: Deployment) -> tuple[StageTim
         exchange_us=one_way,
         attn_us=attn_us,
         mlp_us=mlp_us,
+        wait_us=wait_us,
     )
     return stages, pipeline.layers_us, pipeline.binding
 

@@ -104,8 +104,14 @@ def search_disaggregated(site: Site, space: Space) -> Side:
     the expert parallelism is wide.
     """
     points: list[Prediction] = []
+    known = [count for count in space.micro_batches if site.scenario.knows_jitter_of(count)]
+    if not known:
+        raise ConfigError(
+            f"search: nothing is known of {min(space.micro_batches)} or more micro-batches with a "
+            f"jitter of {site.scenario.jitter:g}; allow 1 or 2 (--micro-batches)"
+        )
     for width in space.widths(site.scenario.shape):
-        for micro_batches in space.micro_batches:
+        for micro_batches in known:
             points += _ratios(site, space, width, micro_batches)
     return _side(site, points)
 

@@ -114,6 +114,7 @@ def _assembled(scenario: Scenario, parts: Prediction, counted_gpus: int) -> Pred
         exchange_us=parts.stages.exchange_us,
         num_layers=scenario.shape.num_moe_layers,
         num_micro_batches=deployment.micro_batches,
+        wait_us=parts.stages.wait_us,
     )
     step_us = pipeline.layers_us + parts.outside_layers_us
     tokens = deployment.attn_gpus * deployment.batch_per_attn_gpu * workload.accepted_tokens

@@ -33,6 +33,7 @@ def inputs_json(inputs: Inputs) -> dict[str, Any]:
         "context_std_tokens": workload.context_std_tokens,
         "verify_tokens": workload.verify_tokens,
         "accepted_tokens": workload.accepted_tokens,
+        "jitter": inputs.scenario.jitter,
         "max_tpot_ms": None if limit is None else limit / 1000,
         "kv_element_bytes": inputs.scenario.shape.kv_element_bytes,
         "colocated_piece_tokens": inputs.scenario.colocated_piece_tokens,
@@ -72,6 +73,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
             "experts_weights": stages.experts.weights_us,
             "experts_compute": stages.experts.compute_us,
             "exchange": stages.exchange_us,
+            "jitter_wait": stages.wait_us,
         },
         "outside_layers_ms": prediction.outside_layers_us / 1000,
         "memory": [

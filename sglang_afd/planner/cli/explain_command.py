@@ -9,7 +9,7 @@ from pathlib import Path
 from sglang_afd.errors import ConfigError
 from sglang_afd.planner.answer import answer
 from sglang_afd.planner.cli import text
-from sglang_afd.planner.cli.inputs import add_input_arguments, read_inputs
+from sglang_afd.planner.cli.inputs import add_input_arguments, add_jitter_argument, read_inputs
 from sglang_afd.planner.cli.search_flags import add_search_arguments, read_space
 from sglang_afd.planner.launch_lines import launch
 from sglang_afd.planner.report.contents import Contents, contents
@@ -21,6 +21,7 @@ from sglang_afd.planner.site import Site
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All flags."""
     add_input_arguments(parser)
+    add_jitter_argument(parser)
     add_search_arguments(parser)
     group = parser.add_argument_group("Output")
     group.add_argument(

@@ -19,7 +19,7 @@ from sglang_afd.planner.gpu import GPUS, Gpu, known_gpu
 from sglang_afd.planner.hf_config import read_shape
 from sglang_afd.planner.known_models import CONFIGS, known_shape
 from sglang_afd.planner.memory import USABLE_FRACTION
-from sglang_afd.planner.predict import Scenario
+from sglang_afd.planner.predict import MOST_JITTER, MOST_JITTER_OF_MANY, Scenario
 from sglang_afd.planner.shape import ModelShape
 
 _KV_BYTES = {"fp8": 1.0, "bf16": 2.0}
@@ -130,6 +130,19 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_jitter_argument(parser: argparse._ActionsContainer) -> None:
+    """How unsteady a GPU is, for commands that know no other noise."""
+    parser.add_argument(
+        "--jitter",
+        metavar="X",
+        type=float,
+        default=0.0,
+        help="standard deviation of a GPU's time for the attention of one layer, over its mean: "
+        "0.05 for 5 %%. The others wait for the slowest. Up to "
+        f"{MOST_JITTER:g}; with 3 or 4 micro-batches up to {MOST_JITTER_OF_MANY:g}. Default: 0.",
+    )
+
+
 def read_inputs(args: argparse.Namespace) -> Inputs:
     """Check and read what the flags of `add_input_arguments` say.
 
@@ -157,6 +170,7 @@ def read_inputs(args: argparse.Namespace) -> Inputs:
         routing=source.routing_for(shape),
         usable_memory_fraction=_fraction(args.memory_fraction),
         colocated_piece_tokens=_pieces(args.colocated_pieces),
+        jitter=args.jitter,
     )
     return Inputs(scenario=scenario, fitted=fitted, source=source)
 

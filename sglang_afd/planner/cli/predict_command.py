@@ -12,7 +12,7 @@ from sglang_afd.planner.cli.deployment_flags import (
     read_baseline,
     read_deployment,
 )
-from sglang_afd.planner.cli.inputs import add_input_arguments, read_inputs
+from sglang_afd.planner.cli.inputs import add_input_arguments, add_jitter_argument, read_inputs
 from sglang_afd.planner.deployment import Mode
 from sglang_afd.planner.site import Site
 from sglang_afd.planner.speedup import speed_up
@@ -21,6 +21,7 @@ from sglang_afd.planner.speedup import speed_up
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All flags."""
     add_input_arguments(parser)
+    add_jitter_argument(parser)
     add_deployment_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON.")
 

@@ -11,7 +11,12 @@ from typing import Any
 from sglang_afd.errors import ConfigError
 from sglang_afd.planner.answer import Answered, answer
 from sglang_afd.planner.cli import as_json, text
-from sglang_afd.planner.cli.inputs import Inputs, add_input_arguments, read_inputs
+from sglang_afd.planner.cli.inputs import (
+    Inputs,
+    add_input_arguments,
+    add_jitter_argument,
+    read_inputs,
+)
 from sglang_afd.planner.cli.search_flags import add_search_arguments, read_space
 from sglang_afd.planner.launch_lines import Launch, Line, launch
 from sglang_afd.planner.predict import Prediction
@@ -26,6 +31,7 @@ _ROWS_OF_A_FRONT = 8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All flags."""
     add_input_arguments(parser)
+    add_jitter_argument(parser)
     add_search_arguments(parser)
     group = parser.add_argument_group("Output")
     group.add_argument(

@@ -10,6 +10,7 @@ from sglang_afd.planner.cli.inputs import Inputs
 from sglang_afd.planner.deployment import Deployment, Mode
 from sglang_afd.planner.gpu import GIB
 from sglang_afd.planner.predict import Prediction
+from sglang_afd.planner.search import MICRO_BATCHES
 from sglang_afd.planner.speedup import SpeedUp
 from sglang_afd.planner.verdict import Answer, Verdict
 
@@ -47,6 +48,11 @@ def inputs_sentences(inputs: Inputs) -> list[str]:
             f"note: the colocated system runs {scenario.colocated_piece_tokens} tokens of a GPU "
             "through its experts at once"
         )
+    if scenario.jitter:
+        jitter = f"jitter: {scenario.jitter:.1%} of the attention of a layer"
+        if not scenario.knows_jitter_of(MICRO_BATCHES[-1]):
+            jitter += "; 3 and 4 micro-batches are not known with so much, and left out"
+        sentences.append(jitter)
     if inputs.model_noise and inputs.source.kind != "roofline":
         sentences.append("note: they are of another model or GPU: 5 % more uncertainty")
     return [*sentences, *(f"note: {note}" for note in inputs.source.notes)]
@@ -85,6 +91,8 @@ def prediction_lines(prediction: Prediction, error: float | None = None) -> list
     )
     way = "both ways" if deployment.mode is Mode.COLOCATED else "each way"
     exchange = f"exchange {stages.exchange_us:.0f} {way}"
+    if stages.wait_us:
+        exchange += f"; wait for the slowest GPU {stages.wait_us:.0f}"
     lines += wrapped("us of a layer", f"{attention}; {mlp}; {exchange}")
     lines += wrapped("outside the layers", f"{prediction.outside_layers_us / 1000:.2f} ms")
     for role in prediction.memory.roles:

@@ -11,7 +11,13 @@ from sglang_afd.errors import ConfigError
 from sglang_afd.planner import cases, checks
 from sglang_afd.planner.cases import Case, Outcome
 from sglang_afd.planner.cli import as_json, text
-from sglang_afd.planner.cli.inputs import Inputs, add_input_arguments, read_gpu, read_inputs
+from sglang_afd.planner.cli.inputs import (
+    Inputs,
+    add_input_arguments,
+    add_jitter_argument,
+    read_gpu,
+    read_inputs,
+)
 from sglang_afd.planner.cli.search_flags import add_search_arguments, read_space
 from sglang_afd.planner.gpu import Gpu
 from sglang_afd.planner.site import Site
@@ -20,6 +26,7 @@ from sglang_afd.planner.site import Site
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All flags."""
     add_input_arguments(parser)
+    add_jitter_argument(parser)
     add_search_arguments(parser)
     group = parser.add_argument_group(
         "What if (without any of these: other kernels, contexts of twice and four times, "

@@ -61,6 +61,8 @@ def describe(
     scale = _operator_scale(peaks, shape, samples)
     servers = max(os.cpu_count() or 1, 2)  # that this machine runs at once
     request_us, cached_token_us = _core_costs(samples, DEFAULTS.core_fixed_us * scale)
+    # The physics counts a start of each request as so many cached tokens already.
+    request_us = max(request_us - DEFAULTS.core_request_tokens * cached_token_us, 0.0)
     reading = peaks.bytes_per_us * DEFAULTS.kv_read_efficiency
     share = shape.kv_bytes_per_token_layer / (cached_token_us * reading)
     return Gpu(

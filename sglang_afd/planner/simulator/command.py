@@ -46,6 +46,8 @@ assert tuple(_SHARES) == NAMES, "every account has words"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All flags."""
     add_input_arguments(parser)
+    # Noise has flags of its own here; the closed form stays without any, to show what noise costs.
+    parser.set_defaults(jitter=0.0)
     add_deployment_arguments(parser)
     add_simulation_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON.")

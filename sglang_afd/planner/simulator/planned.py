@@ -41,6 +41,7 @@ class StageTable:
             # Links as of the whole deployment, also where a part of it is asked for.
             gpu=replace(gpu, link_bytes_per_us=link, network_bytes_per_us=link),
             workload=replace(scenario.workload, context_std_tokens=0.0),
+            jitter=0.0,  # a simulation draws it
         )
         self.deployment = deployment
         self.context_std_tokens = scenario.workload.context_std_tokens  # of a request

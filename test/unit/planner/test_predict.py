@@ -176,6 +176,72 @@ def test_unequal_contexts_slow_the_slowest_peer() -> None:
     assert unequal.step_us > 1.02 * predict(_scenario(), _afd(3)).step_us
 
 
+def _jitter(share: float, deployment: Deployment, **changes: object) -> Prediction:
+    return predict(_scenario(jitter=share, **changes), deployment)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    context=contexts,
+    batch=batches,
+    ratio=ratios,
+    m=some.integers(1, 2),
+    share=some.floats(0.001, 0.1),
+    mode=some.sampled_from(Mode),
+)
+def test_more_jitter_never_gives_a_shorter_step(
+    context: int, batch: int, ratio: int, m: int, share: float, mode: Mode
+) -> None:
+    colocated = mode is Mode.COLOCATED
+    deployment = _colocated(batch=batch) if colocated else _afd(ratio, batch, m, mode=mode)
+
+    quiet, some_us, more_us = (
+        _jitter(each, deployment, workload=Workload(context_tokens=context)).step_us
+        for each in (0.0, share, 2 * share)
+    )
+
+    assert quiet <= some_us <= more_us
+
+
+def test_jitter_makes_a_colocated_step_wait_for_its_slowest_rank() -> None:
+    quiet, noisy = _jitter(0.0, _colocated(16)), _jitter(0.05, _colocated(16))
+
+    waits_us = 0.05 * quiet.stages.attn_us * 1.766  # E[max] of 16 standard normal variables
+    assert noisy.step_us - quiet.step_us == pytest.approx(QWEN.num_layers * waits_us, rel=1e-3)
+
+
+def test_nobody_waits_for_the_jitter_of_one_gpu() -> None:
+    alone = _colocated(1, 32)
+
+    assert _jitter(0.2, alone).step_us == pytest.approx(_jitter(0.0, alone).step_us, rel=1e-6)
+
+
+def test_jitter_and_unequal_contexts_add_up_as_squares() -> None:
+    spread = Workload(context_tokens=8192, context_std_tokens=4096)
+    equal, unequal, noisy, both = (
+        _jitter(share, _afd(3), workload=workload).stages
+        for share, workload in (
+            (0.0, Workload(context_tokens=8192)),
+            (0.0, spread),
+            (0.1, Workload(context_tokens=8192)),
+            (0.1, spread),
+        )
+    )
+
+    by_contexts = unequal.attn_us - equal.attn_us
+    together = both.attn_us + both.wait_us - equal.attn_us
+    assert together**2 == pytest.approx(by_contexts**2 + noisy.wait_us**2)
+
+
+@pytest.mark.parametrize(
+    ("share", "m", "message"),
+    [(5, 2, "5 % is 0.05"), (-0.1, 2, "0 or more"), (0.1, 3, "1 and 2 micro-batches only")],
+)
+def test_jitter_beyond_what_is_known_is_refused(share: float, m: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _jitter(share, _afd(m=m))
+
+
 def test_a_hot_rank_slows_the_experts() -> None:
     counts = [2.0] * 32 + [1.0] * 96
     hot = routing_from_histogram(counts, QWEN.experts_per_token)

@@ -83,6 +83,17 @@ def test_a_batch_of_the_baseline_is_taken_without_its_width() -> None:
     assert answer["baseline"]["deployment"]["batch"] == 50
 
 
+def test_jitter_slows_both_sides_and_is_shown() -> None:
+    flags = (*SMALL, "--attn-gpus", 4, "--mlp-gpus", 4, "--batch", 64, "--baseline-batch", 64)
+
+    quiet, noisy = told("predict", *flags), told("predict", *flags, "--jitter", 0.05)
+
+    for side in ("prediction", "baseline"):
+        assert noisy[side]["step_ms"] > 1.005 * quiet[side]["step_ms"], side
+        assert noisy[side]["layer_us"]["jitter_wait"] > 0 == quiet[side]["layer_us"]["jitter_wait"]
+    assert "5.0% of the attention of a layer" in said("predict", *flags, "--jitter", 0.05)
+
+
 def test_users_are_compared_with_a_system_that_does_not_cut_batches() -> None:
     flags = ("--mode", "colocated", "--attn-gpus", 16, "--batch", 512)
     short = ("--profile", COLLECTION, "--context", 1024)

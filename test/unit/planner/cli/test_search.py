@@ -112,6 +112,24 @@ def test_the_best_batch_is_that_of_trying_every_one_in_pieces_or_whole(
     assert where.value(found) == pytest.approx(where.value(best), rel=1e-9)
 
 
+@pytest.mark.parametrize(("jitter", "expected"), [(0.05, {1, 2, 3, 4}), (0.06, {1, 2})])
+def test_only_micro_batches_whose_jitter_is_known_are_tried(
+    jitter: float, expected: set[int]
+) -> None:
+    where = Site(scenario=replace(site().scenario, jitter=jitter))
+
+    tried = search_disaggregated(where, Space(max_gpus=4)).tried
+
+    assert {point.deployment.micro_batches for point in tried} == expected
+
+
+def test_a_search_of_nothing_but_unknown_micro_batches_is_refused() -> None:
+    where = Site(scenario=replace(site().scenario, jitter=0.1))
+
+    with pytest.raises(ConfigError, match="allow 1 or 2"):
+        search_disaggregated(where, Space(max_gpus=4, micro_batches=(3,)))
+
+
 @settings(max_examples=15)
 @given(
     context=some.integers(1024, 65_536),

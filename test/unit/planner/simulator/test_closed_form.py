@@ -9,6 +9,7 @@ from simulated import LAYERS, both, deployment, scenario
 
 from sglang_afd.planner.barrier import gaussian_barrier_us
 from sglang_afd.planner.pipeline import Pipeline
+from sglang_afd.planner.predict import predict
 from sglang_afd.planner.simulator.disturbance import Disturbance
 from sglang_afd.planner.simulator.server import Server
 
@@ -70,6 +71,33 @@ def test_one_micro_batch_waits_for_the_slowest_peer_as_the_gaussian_barrier_says
     # 12 steps of 12 layers: the mean of 144 draws of a maximum.
     assert found.step.mean_us == pytest.approx(wanted_us, rel=0.015)
     assert found.step.mean_us > 1.005 * predicted.step_us
+
+
+@pytest.mark.parametrize(
+    ("m", "jitter", "lowest", "highest"),
+    # 3 and 4 micro-batches hide what the closed form counts: it is an upper bound.
+    [(1, 0.05, -1, 1), (1, 0.2, -1.5, 1.5), (2, 0.05, -2, 5), (2, 0.2, -4, 9), (3, 0.05, -1, 6)],
+)
+@pytest.mark.parametrize(("peers", "mlp", "batch"), [(8, 2, 64), (16, 4, 200), (28, 4, 96)])
+def test_a_prediction_with_jitter_is_as_near_as_its_page_says(
+    peers: int, mlp: int, batch: int, m: int, jitter: float, lowest: float, highest: float
+) -> None:
+    world = scenario(layers=24)
+    where = deployment(peers, mlp, m=m, batch=batch)
+    _, found = both(where, Disturbance(attn_jitter=jitter, start_spread=0), world, num_steps=10)
+
+    predicted_us = predict(replace(world, jitter=jitter), where).step_us
+
+    assert lowest <= 100 * (predicted_us / found.step.mean_us - 1) <= highest
+
+
+def test_a_simulation_draws_its_own_jitter_only() -> None:
+    where, world = deployment(), scenario()
+
+    _, quiet = both(where, world=world)
+    _, found = both(where, world=replace(world, jitter=0.1))
+
+    assert found.step == quiet.step
 
 
 @pytest.mark.parametrize(("peers", "mlp", "batch"), [(2, 1, 300), (4, 1, 300), (8, 1, 200)])
