@@ -108,11 +108,14 @@ class Registry:
         """Give a lease to a server, in place of an older process of its name or address.
 
         Raises:
-            Refused: A newer process has the name or the address, or there are too many servers.
+            Refused: A newer process has the name or the address, the same one has reported later
+                than that, or there are too many servers.
         """
         before = self._entries.get(registration.server_id)
         for held in self._rivals(registration):
             _check_newer(registration, held)
+        if before is not None:
+            _check_is_news(registration, before)
         if before is None and len(self._entries) >= MAX_SERVERS:
             raise Refused(
                 DeclineCode.CAPACITY,
@@ -245,6 +248,16 @@ class Registry:
             return before.steady_from_s
         terms = self.terms
         return now_s + min(terms.renew_s * 2.0 ** min(num_lapses - 1, 16), terms.max_probation_s)
+
+
+def _check_is_news(registration: Registration, held: Entry) -> None:
+    """An old message, which somebody may have played back, must not take the lease away."""
+    is_same_process = registration.boot_id == held.boot_id
+    if is_same_process and registration.report.seq <= held.report.seq:
+        raise Refused(
+            DeclineCode.UNKNOWN_LEASE,
+            f"{held.server_id} has said more since it sent this; register again",
+        )
 
 
 def _check_newer(registration: Registration, held: Entry) -> None:

@@ -195,9 +195,9 @@ def test_a_server_of_the_other_role_is_not_taken(
 
 def test_a_server_that_registers_by_itself_too_is_there_once_and_is_not_static() -> None:
     world = World()
+    world.answer()
     own = decode_to_router(world.process.body(30001, READY))
     assert isinstance(own, Registration)
-    world.answer()
 
     lease = world.plane.register(own, 0.0)
     world.answer()

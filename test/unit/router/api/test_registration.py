@@ -179,3 +179,17 @@ def test_the_answer_to_a_message_is_what_servers_read() -> None:
 
     assert reply.headers["Content-Type"] == "application/json"
     assert json.loads(reply.body)["type"] == "lease"
+
+
+def test_messages_that_are_played_back_change_nothing() -> None:
+    with serving(secret=SECRET) as api:
+        server = now(mlp("mlp-0").says(seq=7))
+        server.registration = msgspec.structs.replace(server.registration, report=server.report)
+        body = encode(server.registration)
+        server.lease = lease_of(api.ask("POST", "/afd/v1/servers", body, headers=signed(body)).body)
+        again = api.ask("POST", "/afd/v1/servers", body, headers=signed(body))
+        renewal = encode(msgspec.structs.replace(server.renewal(), sent_at_s=WALL_S))
+        renewed = api.ask("POST", "/afd/v1/servers", renewal, headers=signed(renewal))
+
+    assert (again.status, again.json["code"]) == (409, "unknown_lease")
+    assert lease_of(renewed.body).lease_id == server.lease.lease_id
