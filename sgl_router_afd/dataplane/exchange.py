@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_REPLAYS = 3  # of one request, which may be what its servers die of
+NOT_REACHED = "those that serve cannot be reached"
 
 
 class Exchange:
@@ -326,7 +327,7 @@ class Exchange:
         self.refuse(
             503,
             f"no attention server is ready{f' ({details})' if details else ''}: "
-            f"{route.reason}. Try again shortly; if this lasts, do what the reasons say, or read "
+            f"{route.reason or NOT_REACHED}. Try again shortly; if this lasts, do what the reasons say, or read "
             "the servers' logs",
         )
 

@@ -519,3 +519,15 @@ def keyed(servers: tuple[RawServer, RawServer]) -> Iterator[RelayRig]:
         good = post(fields=f"Authorization: Bearer {KEY}\r\n")
         wait_until("it serves", lambda: ask(rig.address, good).status == 200)
         yield rig
+
+
+def test_where_all_that_serve_refuse_connections_the_503_says_so(rig: RelayRig) -> None:
+    with RawServer() as gone:
+        pass
+    serving = ModelRow(slots=(0,), may_wait=True)
+    rig.publish(table([row(0, gone)], {"a": serving}))
+
+    reply = ask(rig.address, post(body=b'{"model": "a"}'))
+
+    assert reply.status == 503
+    assert b"those that serve cannot be reached. Try again shortly" in reply.body
