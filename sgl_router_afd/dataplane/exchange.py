@@ -327,8 +327,8 @@ class Exchange:
         self.refuse(
             503,
             f"no attention server is ready{f' ({details})' if details else ''}: "
-            f"{route.reason or NOT_REACHED}. Try again shortly; if this lasts, do what the reasons say, or read "
-            "the servers' logs",
+            f"{route.reason or NOT_REACHED}. Try again shortly; if this lasts, do what the reasons "
+            "say, or read the servers' logs",
         )
 
     def _replay_or_give_up(self) -> None:
