@@ -116,6 +116,21 @@ def _with_barrier_us(where: Deployment, jitter: float, peers: int) -> float:
     return predicted.outside_layers_us + pipeline.layers_us
 
 
+def predicted_jitter(quick: bool) -> dict[str, list[float]]:
+    """Lowest and highest error of `predict --jitter`, in percent of the simulated step."""
+    errors: dict[str, list[float]] = {}
+    for scenario in list(SCENARIOS.values())[: 1 if quick else None]:
+        for peers, ranks in GROUPS[::2] if quick else GROUPS:
+            for m, jitter in ((1, 0.05), (1, 0.2), (2, 0.05), (2, 0.2), (3, 0.05), (4, 0.05)):
+                where = afd(peers, ranks, ranks, m, 96)
+                noise = Disturbance(attn_jitter=jitter, start_spread=0)
+                found = simulate(scenario, where, noise, Options(num_steps=3, warm_steps=1))
+                wanted_us = predict(replace(scenario, jitter=jitter), where).step_us
+                error = round(100 * (wanted_us / found.step.mean_us - 1), 2)
+                errors.setdefault(f"m{m}_{jitter:g}", []).append(error)
+    return {name: [min(each), max(each)] for name, each in errors.items()}
+
+
 def short_cuts(quick: bool) -> dict[str, float]:
     """Error of the throughput against queues as in the real system."""
     where, errors = afd(28, 4, 4, 2, 96), {}
@@ -181,6 +196,7 @@ def main(argv: Sequence[str]) -> int:
         "hardware": cpu_name(),
         "closed_form": closed_form(args.quick),
         "gaussian_barrier_worst_pct": barrier(args.quick),
+        "predicted_jitter_pct": predicted_jitter(args.quick),
         "short_cuts": short_cuts(args.quick),
         "replay": replayed(),
         "one_instance": timed(noise, Options(num_steps=5 if args.quick else 10)),

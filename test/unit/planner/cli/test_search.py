@@ -123,6 +123,23 @@ def test_only_micro_batches_whose_jitter_is_known_are_tried(
     assert {point.deployment.micro_batches for point in tried} == expected
 
 
+def test_experts_that_cost_nothing_do_not_hide_a_late_gpu() -> None:
+    deployment = Deployment(
+        mode=Mode.AFD,
+        attn_gpus=4,
+        mlp_gpus=1,
+        expert_parallel=1,
+        micro_batches=1,
+        batch_per_attn_gpu=64,
+    )
+    quiet, noisy = (
+        Site(scenario=replace(site().scenario, jitter=jitter), has_free_experts=True)
+        for jitter in (0.0, 0.1)
+    )
+
+    assert noisy.predict(deployment).step_us > 1.05 * quiet.predict(deployment).step_us
+
+
 def test_a_search_of_nothing_but_unknown_micro_batches_is_refused() -> None:
     where = Site(scenario=replace(site().scenario, jitter=0.1))
 
