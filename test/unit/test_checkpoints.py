@@ -52,7 +52,14 @@ def logits_of(path: Path, prompt: str) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("make", [make_qwen3_moe, make_qwen2_moe_shared_expert, make_dense])
+@pytest.mark.parametrize(
+    "make",
+    [
+        make_qwen3_moe,
+        pytest.param(make_qwen2_moe_shared_expert, marks=pytest.mark.slow),
+        pytest.param(make_dense, marks=pytest.mark.slow),
+    ],
+)
 def test_greedy_text_varies_and_depends_on_the_prompt(
     make: Callable[[Path], Path], tmp_path: Path
 ) -> None:
@@ -141,7 +148,7 @@ def test_swapping_exchanges_two_experts_and_nothing_else(
         assert torch.equal(read(dst, name), read(src, origin)), name
 
 
-@pytest.mark.parametrize("model", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("model", [pytest.param("qwen2", marks=pytest.mark.slow), "qwen3"])
 def test_a_swapped_expert_changes_the_logits(
     model: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -69,7 +69,9 @@ def test_no_schedule_breaks_a_rule(scenario: Scenario) -> None:
     World(scenario).run()
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 4))]
+)
 def test_no_schedule_of_usual_trouble_breaks_a_rule(part: int) -> None:
     seeds = range(part, NUM_PLAIN_SCHEDULES, 4)
 
