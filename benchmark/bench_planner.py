@@ -4,13 +4,15 @@ python benchmark/bench_planner.py --data FILE --fit 8192
 python benchmark/bench_planner.py --data FILE --fit 8192 --cross-validate
 
 The second form also leaves out deployments, modes and batches in turn, over all contexts. The last
-line is JSON. Positive errors: predicted slower than measured.
+line is JSON. Positive errors: predicted slower than measured. A row whose measured step is missing
+or contradicts its rate is predicted as the others are, and not compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -18,11 +20,20 @@ from pathlib import Path
 
 from provenance import commit
 
+sys.path.append(str(Path(__file__).parents[1]))  # where sglang_afd is not installed
+
 from sglang_afd.errors import ConfigError
 from sglang_afd.planner.constants import NAMES, PRIORS
+from sglang_afd.planner.description import Row
 from sglang_afd.planner.fit import Fit
-from sglang_afd.planner.records import MeasuredRow, Row, read_collection
-from sglang_afd.planner.validate import Compared, fit_and_compare, leave_out, summarize
+from sglang_afd.planner.records import MeasuredRow, Unmeasured, read_collection
+from sglang_afd.planner.validate import (
+    Compared,
+    fit_and_compare,
+    leave_out,
+    predict_rows,
+    summarize,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,18 +44,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cross-validate", action="store_true", help="leave groups out in turn")
     options = parser.parse_args(arguments)
     try:
-        collection = read_collection(options.data, strict=False)
-        fitted, compared = fit_and_compare(collection.rows, options.fit)
+        return run(options.data, options.fit, options.cross_validate)
     except ConfigError as error:
         print(f"bench_planner: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever reads has enough; Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def run(data: Path, context: float, cross_validate: bool) -> int:
+    """Raises: ConfigError, when there is nothing to fit on or to compare."""
+    collection = read_collection(data, strict=False)
+    fitted, compared = fit_and_compare(collection.rows, context)
     print_constants(fitted)
     print_rows(compared)
+    print_unmeasured(fitted, collection.unmeasured, context)
     for skipped in collection.skipped:
-        print(f"not compared: {skipped.id}: {skipped.reason}")
-    if options.cross_validate:
+        print(f"not predicted: {skipped.id}: {skipped.reason}")
+    if cross_validate:
         print_cross_validation(collection.rows)
-    print(json.dumps(summary(options.fit, fitted, compared, len(collection.skipped))))
+    if not compared:
+        raise ConfigError(f"{data}: no measured step outside the fit context to compare with")
+    num_left_out = len(collection.unmeasured) + len(collection.skipped)
+    print(json.dumps(summary(context, fitted, compared, num_left_out), allow_nan=False))
     return 0
 
 
@@ -62,13 +86,28 @@ def print_rows(compared: Sequence[Compared]) -> None:
     print(f"\n{'row':<28}{'context':>8}{'batch':>7}  {'deployment':<18}", end="")
     print(f"{'predicted':>11}{'measured':>10}{'error':>9}")
     for item in compared:
-        row = item.row
         print(
-            f"{row.id:<28}{row.scenario.workload.context_tokens:>8g}"
-            f"{row.deployment.batch_per_attn_gpu:>7}  {row.deployment.label:<18}"
-            f"{item.predicted_us / 1000:>8.2f} ms{item.measured_us / 1000:>7.2f} ms"
+            f"{_predicted(item.row, item.predicted_us)}{item.measured_us / 1000:>7.2f} ms"
             f"{item.error_pct:>+8.1f}%"
         )
+
+
+def print_unmeasured(fitted: Fit, rows: Sequence[Unmeasured], context: float) -> None:
+    """Predictions that nothing can be compared with, and why."""
+    for item in rows:
+        if item.row.scenario.workload.context_tokens == context:
+            print(f"not fitted: {item.row.id}: {item.reason}")
+            continue
+        (predicted_us,) = predict_rows(fitted, [item.row])
+        print(f"{_predicted(item.row, predicted_us)}  not compared: {item.reason}")
+
+
+def _predicted(row: Row, predicted_us: float) -> str:
+    return (
+        f"{row.id:<28}{row.scenario.workload.context_tokens:>8g}"
+        f"{row.deployment.batch_per_attn_gpu:>7}  {row.deployment.label:<18}"
+        f"{predicted_us / 1000:>8.2f} ms"
+    )
 
 
 GROUPS: dict[str, Callable[[Row], str]] = {

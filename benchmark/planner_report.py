@@ -14,11 +14,12 @@ from pathlib import Path
 
 from sglang_afd.planner.constants import NAMES, PRIORS
 from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode, Workload
+from sglang_afd.planner.description import Row
 from sglang_afd.planner.fit import Fit
 from sglang_afd.planner.gpu import known_gpu
 from sglang_afd.planner.known_models import known_shape
 from sglang_afd.planner.predict import Scenario, predict
-from sglang_afd.planner.records import MeasuredRow, Row, read_collection
+from sglang_afd.planner.records import MeasuredRow, read_collection
 from sglang_afd.planner.validate import (
     Compared,
     Summary,

@@ -33,3 +33,9 @@ def between(owner: str, name: str, value: float, low: float, high: float, hint: 
         raise ConfigError(
             f"{owner}: {name} is {value:g}, outside {low:g} to {high:g}; is it another unit? {hint}"
         )
+
+
+def step_us(owner: str, value: float) -> None:
+    """Refuse a measured step that is none of a served model."""
+    hint = "Wanted: microseconds, a step of 30 ms is 30000."
+    between(owner, "time_us", value, 200, 1e7, hint)

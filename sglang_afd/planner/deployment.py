@@ -35,7 +35,8 @@ class Workload:
     max_tpot_us: float | None = None  # limit on the time per output token
 
     def __post_init__(self) -> None:
-        checks.positive("workload", "context_tokens", self.context_tokens)
+        hint = "Wanted: tokens."
+        checks.between("workload", "context_tokens", self.context_tokens, 1, 1e8, hint)
         checks.not_negative("workload", "context_std_tokens", self.context_std_tokens)
         checks.whole("workload", "verify_tokens", self.verify_tokens)
         checks.positive("workload", "accepted_tokens", self.accepted_tokens)

@@ -47,9 +47,11 @@ class Observation:
         owner = f"observation of {self.deployment.label}"
         if self.stage not in STAGES:
             raise ConfigError(f"{owner}: stage {self.stage!r}; wanted one of {', '.join(STAGES)}")
-        hint = "Wanted: microseconds, a step of 30 ms is 30000."
-        low, high = (200.0, 1e7) if self.stage == "step" else (0.05, 1e6)
-        checks.between(owner, "time_us", self.time_us, low, high, hint)
+        if self.stage == "step":
+            checks.step_us(owner, self.time_us)
+        else:
+            hint = "Wanted: microseconds."
+            checks.between(owner, "time_us", self.time_us, 0.05, 1e6, hint)
         checks.positive(owner, "noise", self.noise)
 
 

@@ -35,12 +35,14 @@ class ModelShape:
         owner = f"model {self.name}"
         for name in _COUNTS:
             checks.whole(owner, name, getattr(self, name))
+            checks.between(owner, name, getattr(self, name), 1, 1e11, "No model is that large.")
+        checks.between(owner, "num_experts", self.num_experts, 1, 1e5, "No layer has so many.")
         for name in _SIZES:
             checks.between(
                 owner, name, getattr(self, name), 0.25, 8, "Wanted: bytes of one number."
             )
         for name in ("shared_intermediate_size", "dense_intermediate_size"):
-            checks.not_negative(owner, name, getattr(self, name))
+            checks.between(owner, name, getattr(self, name) + 1, 1, 1e8, "No layer is that wide.")
         if self.experts_per_token > self.num_experts:
             raise ConfigError(
                 f"{owner}: {self.experts_per_token} experts per token of {self.num_experts} "

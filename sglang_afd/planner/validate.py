@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_afd.errors import ConfigError
+from sglang_afd.planner.description import Row
 from sglang_afd.planner.fit import Fit, Observation, fit
 from sglang_afd.planner.predict import predict
-from sglang_afd.planner.records import MeasuredRow, Row
+from sglang_afd.planner.records import MeasuredRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ def split(
 ) -> tuple[list[Observation], list[Row]]:
     """Rows of this context with their results, the others without.
 
-    Raises: ConfigError, when no row has this context, or all have.
+    Raises: ConfigError, when no row has this context.
     """
     seen, unseen = [], []
     for measured in rows:
@@ -53,10 +54,10 @@ def split(
         else:
             unseen.append(row)
     contexts = sorted({item.row.scenario.workload.context_tokens for item in rows})
-    if not seen or not unseen:
+    if not seen:
         raise ConfigError(
-            f"fit context {context_tokens:g}: the file has rows at "
-            f"{', '.join(f'{value:g}' for value in contexts)}; choose one of several"
+            f"fit context {context_tokens:g}: the file has measured rows at "
+            f"{', '.join(f'{value:g}' for value in contexts)}; choose one of them"
         )
     return seen, unseen
 

@@ -96,7 +96,10 @@ def _collection(path: Path) -> Source:
         ),
         shape=rows[0].shape if len(models) == 1 else None,
         gpu=rows[0].gpu if len(gpus) == 1 else None,
-        notes=tuple(f"not read: {item.id}: {item.reason}" for item in collection.skipped),
+        notes=(
+            *(f"not read: {item.id}: {item.reason}" for item in collection.skipped),
+            *(f"not read: {item.row.id}: {item.reason}" for item in collection.unmeasured),
+        ),
     )
 
 

@@ -12,16 +12,12 @@ import pytest
 
 from sglang_afd.errors import ConfigError
 from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode, Workload
+from sglang_afd.planner.description import DESCRIPTION_FIELDS, VLLM_PIECE_TOKENS, describe
 from sglang_afd.planner.fit import Fit, Observation, fit
 from sglang_afd.planner.gpu import GPUS
 from sglang_afd.planner.known_models import known_shape
 from sglang_afd.planner.predict import Scenario, predict
-from sglang_afd.planner.records import (
-    _DESCRIPTION_FIELDS,
-    VLLM_PIECE_TOKENS,
-    describe,
-    read_collection,
-)
+from sglang_afd.planner.records import read_collection
 from sglang_afd.planner.speedup import speed_up
 from sglang_afd.planner.validate import Compared, fit_and_compare, predict_rows, split, summarize
 
@@ -91,7 +87,7 @@ def _corrupted(data: dict[str, Any], fit_context: int) -> dict[str, Any]:
             continue
         factor = generator.uniform(0.1, 10)
         for field, value in record.items():
-            if field in _DESCRIPTION_FIELDS or isinstance(value, str):
+            if field in DESCRIPTION_FIELDS or isinstance(value, str):
                 continue
             if isinstance(value, int | float) and not isinstance(value, bool):
                 record[field] = value * factor if field.startswith("step") else value / factor
