@@ -1,4 +1,4 @@
-"""Kernel times from the measured tables of aiconfigurator-core, an optional extra.
+"""Kernel times from the measured tables of aiconfigurator-core, which is optional.
 
 Its tables are files of one measured kernel time a row; two of them are read here: core attention in
 decode, and the experts of one rank. A row has to be plausible against the roofline to be used.
@@ -83,7 +83,7 @@ def read_tables(shape: ModelShape, gpu: Gpu) -> Tables:
     """
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise NoTables("it is not installed; pip install 'sglang-afd[aiconfigurator]'")
+        raise NoTables("it is not installed; pip install aiconfigurator-core")
     if gpu.name not in SYSTEMS:
         raise NoTables(f"it has no tables of {gpu.name} ({', '.join(SYSTEMS)} it has)")
     folder = Path(spec.submodule_search_locations[0]) / "systems/data" / SYSTEMS[gpu.name]

@@ -91,7 +91,7 @@ def test_without_the_extra_the_roofline_is_used_and_labelled() -> None:
     source = sources.without_a_file("auto", QWEN, H200)
 
     assert source.label == "roofline: data sheets and priors; nothing is measured"
-    assert "pip install 'sglang-afd[aiconfigurator]'" in source.notes[0]
+    assert "pip install aiconfigurator-core" in source.notes[0]
     with pytest.raises(ConfigError, match="--source aiconfigurator: it is not installed"):
         sources.without_a_file("aiconfigurator", QWEN, H200)
 
