@@ -69,7 +69,7 @@ def _build_parser() -> argparse.ArgumentParser:
     flag(
         "data_plane",
         "what relays requests: the router's own processes, or the smg gateway, which "
-        "`pip install sglang-afd[smg]` brings",
+        "`pip install 'smg>=1.13,<2'` brings",
         "{" + ",".join(DATA_PLANES) + "}",
     )
     flag("smg_args", "more flags for smg, in quotation marks", '"FLAGS"')

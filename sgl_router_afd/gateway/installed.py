@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from sglang_afd.errors import ConfigError
 
 OLDEST, FIRST_TOO_NEW = (1, 13), (2, 0)  # as pyproject.toml has it
-HINT = "pip install 'sglang-afd[smg]'"
+HINT = "pip install 'smg>=1.13,<2'"  # the extra `smg` would bring SGLang's CUDA dependencies, too
 
 
 def check_version() -> str:

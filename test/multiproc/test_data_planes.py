@@ -21,7 +21,7 @@ from router_harness import DEADLINE_S, FakeAttn, Received, RouterProcess, wait_u
 pytestmark = pytest.mark.multiproc
 
 needs_smg = pytest.mark.skipif(
-    find_spec("smg") is None, reason="smg is not installed; pip install 'sglang-afd[smg]'"
+    find_spec("smg") is None, reason="smg is not installed; pip install 'smg>=1.13,<2'"
 )
 PATH = "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}

@@ -134,5 +134,5 @@ def test_another_version_of_smg_is_refused(monkeypatch: pytest.MonkeyPatch, vers
 def test_the_lack_of_smg_is_told_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installed, "find_spec", lambda name: None)
 
-    with pytest.raises(ConfigError, match=r"pip install 'sglang-afd\[smg\]'"):
+    with pytest.raises(ConfigError, match="pip install 'smg>=1.13,<2'"):
         installed.check_version()
