@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shlex
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and write; returns the exit code."""
+    require_sglang()
     kind = args.device if args.device != "auto" else "cuda" if devices.has_gpu() else "cpu"
     plan = _plan(args, kind)
     device = devices.find(kind)
@@ -70,6 +72,18 @@ def run(args: argparse.Namespace) -> int:
         if not args.out:
             output.write(profile_text(profile))
     return 0
+
+
+def require_sglang(package: str = "sglang") -> None:
+    """Refuse before anything else does.
+
+    Raises: ConfigError.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            "profile measures SGLang, which is not installed; use the environment of `make env` on "
+            "a CPU, of `pip install .` on a GPU. All other commands do without"
+        )
 
 
 def _measure(

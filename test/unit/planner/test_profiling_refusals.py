@@ -13,6 +13,7 @@ from sglang_afd.errors import ConfigError
 from sglang_afd.planner.__main__ import COMMANDS
 from sglang_afd.planner.known_models import CONFIGS
 from sglang_afd.planner.profiling import cases, devices
+from sglang_afd.planner.profiling.command import require_sglang
 from sglang_afd.planner.profiling.devices import Device
 
 IDLE = "NVIDIA H200, 580.159.04, 143771, 143000, 600, 0, 1980, 1980, 700.00, 35"
@@ -37,6 +38,11 @@ def write_config(directory: Path, **changes: Any) -> Path:
 def profile(*flags: str) -> int:
     command = COMMANDS["profile"]
     return command.run(command.parser("profile").parse_args(flags))
+
+
+def test_an_environment_without_sglang_is_refused_and_another_one_named() -> None:
+    with pytest.raises(ConfigError, match="SGLang, which is not installed; use the environment"):
+        require_sglang("no_such_package")
 
 
 def test_a_gpu_that_is_not_there_is_refused(
