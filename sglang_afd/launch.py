@@ -24,7 +24,7 @@ from sglang_afd.fleet.gpus import visible_gpus
 from sglang_afd.fleet.memory import MemoryPlan
 from sglang_afd.fleet.memory_report import report_memory
 from sglang_afd.fleet.on_gpus import on_gpus
-from sglang_afd.fleet.plan import Plan, router_url
+from sglang_afd.fleet.plan import Plan, router_own_url, router_url
 from sglang_afd.fleet.ports import hold_free_ports, hold_port
 from sglang_afd.fleet.probe import wait_until_ready
 from sglang_afd.fleet.run import run_fleet
@@ -86,7 +86,7 @@ async def use(
             await ask(config, prompt, session, console)
     if config.prompt:
         return
-    console.progress(f"serving at {router_url(config)} until Ctrl-C; try:\n  {curl_line(config)}")
+    console.progress(what_next(config))
     await asyncio.Event().wait()
 
 
@@ -99,6 +99,14 @@ async def ask(
     async for text in stream_chat(session, router_url(config), body):
         console.answer(text)
     console.answer("\n")
+
+
+def what_next(config: LaunchConfig) -> str:
+    """What one may do while it serves."""
+    return (
+        f"serving at {router_url(config)} until Ctrl-C; see the servers at "
+        f"{router_own_url(config)}/ in a browser, or try:\n  {curl_line(config)}"
+    )
 
 
 def curl_line(config: LaunchConfig) -> str:

@@ -26,7 +26,7 @@ def router_url(config: LaunchConfig) -> str:
     return _url_here(config.host, config.port)
 
 
-def _router_own_url(config: LaunchConfig) -> str:
+def router_own_url(config: LaunchConfig) -> str:
     """Where it reaches the router's own endpoints, which are apart with `--data-plane smg`."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--data-plane", default="relay")
@@ -94,7 +94,7 @@ class Plan:
         return ServerSpec(
             name="router",
             argv=(*argv, *self.config.router_args),
-            status_url=_router_own_url(self.config) + HEALTH_PATH,
+            status_url=router_own_url(self.config) + HEALTH_PATH,
             stop_stage=STOP_STAGES["router"],
         )
 

@@ -10,6 +10,7 @@ from sglang_afd.fleet.on_gpus import OnGpus
 from sglang_afd.fleet.plan import Plan, router_url
 from sglang_afd.fleet.probe import missing_from
 from sglang_afd.fleet.spec import ServerSpec
+from sglang_afd.launch import what_next
 
 CPU = OnGpus()
 
@@ -191,3 +192,13 @@ def test_the_router_is_asked_where_its_own_endpoints_are(args: str, port: int) -
     router = servers_of(config)[-1]
 
     assert router.status_url == f"http://127.0.0.1:{port}/health"
+
+
+def test_a_fleet_that_serves_says_where_to_look_and_what_to_try() -> None:
+    config = parse_args(["--router-args=--data-plane smg", "--port", "30000"])
+
+    said = what_next(config)
+
+    assert said.startswith("serving at http://127.0.0.1:30000 until Ctrl-C")
+    assert "see the servers at http://127.0.0.1:30001/ in a browser" in said
+    assert "curl -N http://127.0.0.1:30000/v1/chat/completions" in said
