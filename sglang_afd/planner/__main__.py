@@ -73,7 +73,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    Returns: Exit code: 0, 1 after an error, 2 after bad input.
+    Returns: Exit code: 0, 1 after an error, 2 after bad input, 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -92,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever reads has enough; Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        return 130
 
 
 def usage() -> str:

@@ -37,8 +37,10 @@ def slot_load(prompt_tokens: Sequence[float], decode_tokens: Sequence[float]) ->
             f"trace: {prompt.size} prompt lengths and {decode.size} decode lengths; "
             "wanted one of each per request, at least one request"
         )
-    if np.any(prompt < 0) or np.any(decode < 1):
-        raise ConfigError("trace: a prompt below 0 tokens or a request that decoded none")
+    if not (np.all(prompt >= 0) and np.all(decode >= 1) and np.all(prompt + decode < 1e9)):
+        raise ConfigError(
+            "trace: a prompt below 0 tokens, a request that decoded none, or what is no length"
+        )
     steps = decode.sum()
     mean = float((decode * prompt + decode * (decode - 1) / 2).sum() / steps)
     squares = (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sglang_afd.errors import ConfigError
+from sglang_afd.planner.json_file import read_json
 from sglang_afd.planner.shape import ModelShape
 
 # The same size under the names that the model families use; the first one found counts.
@@ -20,10 +20,7 @@ _SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
 def read_shape(path: Path) -> ModelShape:
     """The shape of the model whose config.json, or folder with one, is at this path."""
     file = path / "config.json" if path.is_dir() else path
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: no readable config.json ({error})") from error
+    config = read_json(file, "config.json")
     if not isinstance(config, dict):
         raise ConfigError(f"{file}: holds a {type(config).__name__}, wanted a JSON object")
     return shape_from_config(config, name=str(config.get("_name_or_path") or file.parent.name))
@@ -48,14 +45,14 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     return ModelShape(
         name=name,
         num_layers=num_layers,
-        num_moe_layers=num_layers - _plain_layers(fields, num_layers),
-        num_kv_layers=_kv_layers(fields, num_layers),
+        num_moe_layers=num_layers - _plain_layers(fields, name, num_layers),
+        num_kv_layers=_kv_layers(fields, name, num_layers),
         hidden_size=hidden_size,
         num_experts=num_experts,
         experts_per_token=_whole(fields, name, *_TOPK),
         moe_intermediate_size=moe_intermediate,
-        shared_intermediate_size=_shared_intermediate(fields, moe_intermediate),
-        dense_intermediate_size=int(fields.get("intermediate_size") or 0),
+        shared_intermediate_size=_shared_intermediate(fields, name, moe_intermediate),
+        dense_intermediate_size=_count(fields, name, "intermediate_size", 0),
         attention_weights=attention_weights,
         kv_elements_per_token=kv_elements,
         core_flops_per_cached_token=core_flops,
@@ -80,12 +77,17 @@ def _whole(fields: Mapping[str, Any], name: str, *keys: str) -> int:
     )
 
 
+def _count(fields: Mapping[str, Any], name: str, key: str, default: int) -> int:
+    """Like _whole, where the field may be missing, or 0 for none."""
+    return _whole(fields, name, key) if fields.get(key) else default
+
+
 def _grouped_attention(
     fields: Mapping[str, Any], name: str, hidden_size: int
 ) -> tuple[int, int, int]:
     heads = _whole(fields, name, "num_attention_heads")
-    kv_heads = int(fields.get("num_key_value_heads") or heads)
-    head_dim = int(fields.get("head_dim") or hidden_size // heads)
+    kv_heads = _count(fields, name, "num_key_value_heads", heads)
+    head_dim = _count(fields, name, "head_dim", hidden_size // heads)
     weights = hidden_size * head_dim * (2 * heads + 2 * kv_heads)
     return weights, 2 * kv_heads * head_dim, 4 * heads * head_dim
 
@@ -98,7 +100,7 @@ def _latent_attention(
     kv_rank = _whole(fields, name, "kv_lora_rank")
     rope, nope = _whole(fields, name, "qk_rope_head_dim"), _whole(fields, name, "qk_nope_head_dim")
     value = _whole(fields, name, "v_head_dim")
-    q_rank = int(fields.get("q_lora_rank") or 0)
+    q_rank = _count(fields, name, "q_lora_rank", 0)
     queries = heads * (nope + rope)
     q_weights = q_rank * (hidden_size + queries) if q_rank else hidden_size * queries
     kv_weights = hidden_size * (kv_rank + rope) + kv_rank * heads * (nope + value)
@@ -106,28 +108,30 @@ def _latent_attention(
     return weights, kv_rank + rope, 2 * heads * (2 * kv_rank + rope)
 
 
-def _plain_layers(fields: Mapping[str, Any], num_layers: int) -> int:
-    only = fields.get("mlp_only_layers")
-    first = int(fields.get("first_k_dense_replace") or 0)
-    plain = set(range(first)) | {int(layer) for layer in only or ()}
-    step = int(fields.get("decoder_sparse_step") or 1)
+def _plain_layers(fields: Mapping[str, Any], name: str, num_layers: int) -> int:
+    only = fields.get("mlp_only_layers") or []
+    if not isinstance(only, list) or not all(type(layer) is int for layer in only):
+        raise ConfigError(f"config of {name}: mlp_only_layers is {only!r}, wanted layer numbers")
+    first = min(_count(fields, name, "first_k_dense_replace", 0), num_layers)
+    plain = set(range(first)) | set(only) & set(range(num_layers))
+    step = _count(fields, name, "decoder_sparse_step", 1)
     plain |= {layer for layer in range(num_layers) if (layer + 1) % step}
     return len(plain)
 
 
-def _kv_layers(fields: Mapping[str, Any], num_layers: int) -> int:
+def _kv_layers(fields: Mapping[str, Any], name: str, num_layers: int) -> int:
     types = fields.get("layer_types")
     if isinstance(types, list) and types:
         return sum("linear" not in str(kind) for kind in types)
-    every = int(fields.get("full_attention_interval") or 1)
+    every = _count(fields, name, "full_attention_interval", 1)
     return num_layers // every
 
 
-def _shared_intermediate(fields: Mapping[str, Any], moe_intermediate: int) -> int:
+def _shared_intermediate(fields: Mapping[str, Any], name: str, moe_intermediate: int) -> int:
     for key in _SHARED:
         if fields.get(key):
-            return int(fields[key])
-    return int(fields.get("n_shared_experts") or 0) * moe_intermediate
+            return _whole(fields, name, key)
+    return _count(fields, name, "n_shared_experts", 0) * moe_intermediate
 
 
 def _weight_bytes(config: Mapping[str, Any], name: str) -> float:
@@ -136,8 +140,8 @@ def _weight_bytes(config: Mapping[str, Any], name: str) -> float:
         method = str(quantization.get("quant_method", "")).lower()
         if "fp8" in method:
             return 1.0
-        if bits := quantization.get("bits"):
-            return float(bits) / 8
+        if quantization.get("bits"):
+            return _whole(quantization, name, "bits") / 8
         if "mxfp4" in method or "fp4" in method:
             return 0.5
         raise ConfigError(

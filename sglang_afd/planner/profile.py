@@ -12,6 +12,7 @@ from sglang_afd.planner.decode import decode
 from sglang_afd.planner.deployment import Deployment, Workload
 from sglang_afd.planner.fit import ROW_NOISE, Fit, Observation, fit
 from sglang_afd.planner.gpu import Gpu
+from sglang_afd.planner.json_file import read_json
 from sglang_afd.planner.predict import Scenario
 from sglang_afd.planner.routing import Routing
 from sglang_afd.planner.samples import ExpertSample, MemoryUse, StepSample
@@ -93,10 +94,7 @@ def profile_text(profile: Profile) -> str:
 
 def read_profile(path: Path) -> Profile:
     """Raises: ConfigError, naming what is missing, unknown or of another schema version."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: no readable profile ({error})") from error
+    data = read_json(path, "profile")
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
         raise ConfigError(

@@ -6,7 +6,6 @@ context and a measured step is a row; the others (capacities, kernel tables) are
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from sglang_afd.errors import ConfigError
 from sglang_afd.planner import checks
 from sglang_afd.planner.description import Row, describe
+from sglang_afd.planner.json_file import read_json
 from sglang_afd.planner.record_fields import number, optional, text
 
 # The clock of a system: CUDA spans for colocated rows, the coordinator's for AFD rows.
@@ -83,10 +83,7 @@ def read_collection(path: Path, strict: bool = True) -> Collection:
 
 def _read(path: Path) -> dict[str, Any]:
     """The three parts of the file, each of the right type."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: no readable JSON ({error})") from error
+    data = read_json(path, "JSON")
     if not isinstance(data, dict) or not isinstance(data.get("records"), list):
         raise ConfigError(f"{path}: wanted an object with a list `records`")
     parts = {"records": data["records"]}

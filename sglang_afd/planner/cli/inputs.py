@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from sglang_afd.planner.deployment import Workload
 from sglang_afd.planner.fit import Fit
 from sglang_afd.planner.gpu import GPUS, Gpu, known_gpu
 from sglang_afd.planner.hf_config import read_shape
+from sglang_afd.planner.json_file import read_json
 from sglang_afd.planner.known_models import CONFIGS, known_shape
 from sglang_afd.planner.memory import USABLE_FRACTION
 from sglang_afd.planner.predict import MOST_JITTER, MOST_JITTER_OF_MANY, Scenario
@@ -203,11 +203,7 @@ def read_gpu(name: str) -> Gpu:
     path = Path(name)
     if path.suffix != ".json":
         return known_gpu(name)
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--gpu {name}: no readable JSON ({error})") from error
-    gpu = decode(Gpu, fields, name)
+    gpu = decode(Gpu, read_json(path, "JSON", "--gpu"), name)
     assert isinstance(gpu, Gpu), "decode returns what it was asked for"
     return gpu
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from sglang_afd.errors import ConfigError
 from sglang_afd.planner.cli import aiconfigurator
 from sglang_afd.planner.fit import Fit, Observation, fit
 from sglang_afd.planner.gpu import Gpu
+from sglang_afd.planner.json_file import read_json
 from sglang_afd.planner.profile import read_profile
 from sglang_afd.planner.records import read_collection
 from sglang_afd.planner.routing import Routing
@@ -59,10 +59,7 @@ def _fit(observations: tuple[Observation, ...]) -> Fit:
 
 def open_file(path: Path) -> Source:
     """A profile, or a collection, by what is in the file."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--profile {path}: no readable JSON ({error})") from error
+    data = read_json(path, "JSON", "--profile")
     if isinstance(data, dict) and "records" in data:
         return _collection(path)
     profile = read_profile(path)

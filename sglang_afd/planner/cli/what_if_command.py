@@ -155,7 +155,7 @@ def _price(prices: Mapping[str, float], gpu: Gpu) -> float:
 
 def _speculation(item: str) -> tuple[int, float]:
     verify, colon, accept = item.partition(":")
-    if not colon or not verify.isdigit():
+    if not colon or not verify.isdecimal():
         raise ConfigError(f"--speculation {item}: wanted N:X, as in 4:2.5")
     return int(verify), _number("--speculation", accept)
 

@@ -97,3 +97,22 @@ def test_an_unknown_model_is_refused_with_the_list() -> None:
 def test_a_file_that_is_no_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="readable"):
         read_shape(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"num_key_value_heads": "x"},
+        {"head_dim": [1]},
+        {"mlp_only_layers": ["a"]},
+        {"mlp_only_layers": 3},
+        {"decoder_sparse_step": -1},
+        {"full_attention_interval": "often"},
+        {"n_shared_experts": 1.5},
+        {"quantization_config": {"bits": "many"}},
+        {"first_k_dense_replace": 10**9},
+    ],
+)
+def test_an_odd_field_of_a_config_is_refused_by_the_models_name(odd: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="odd one"):
+        shape_from_config({**CONFIGS["Qwen3-30B-A3B"], **odd}, name="odd one")

@@ -54,6 +54,7 @@ CASES = {
     f"search {INPUTS} --commands /no/such/file": "--commands /no/such/file: cannot be written",
     "search --model Qwen3-235B-A22B --gpu H100 --context 4096 --max-gpus 1": "does not fit on up",
     f"search {MODEL} --context 4000000": "shorten the context",
+    f"what-if {INPUTS} --speculation \u00b2:2": "wanted N:X, as in 4:2.5",
     f"predict {INPUTS}": "no --attn-gpus; give the number of attention GPUs",
     f"predict {INPUTS} --attn-gpus 0 --mlp-gpus 4": "attn_gpus is 0; it has to be a number above 0",
     f"predict {INPUTS} --attn-gpus four": "argument --attn-gpus: invalid int value: 'four'",
@@ -237,3 +238,39 @@ def test_a_profile_that_cannot_be_read_says_why(
 
     assert code == 2
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--model", "--gpu", "--profile"])
+def test_a_file_nested_without_end_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 200_000)
+    others = {"--model": ["--gpu", "H200"], "--gpu": ["--model", "Qwen3-30B-A3B"], "--profile": []}
+
+    code = main(["search", flag, str(path), "--context", "4096", *others[flag]])
+
+    assert code == 2
+    assert "no readable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["nan,3", "1e999,5", "5,inf"])
+def test_what_is_no_length_of_a_request_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text(f"800,200\n{line}\n")
+
+    code = main([*f"search {MODEL} --lengths".split(), str(path)])
+
+    assert code == 2
+    assert "what is no length" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sglang_afd.planner.cli.search_command.read_inputs", interrupted)
+
+    assert main(f"search {INPUTS}".split()) == 130
