@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode
 from sglang_afd.planner.predict import Scenario
@@ -50,6 +51,13 @@ class Launch:
         return (self.router, *self.mlp, *self.attn)
 
 
+def checkpoint(model: str | None, name: str) -> str:
+    """What `--model-path` gets: the folder of `--model`, or a name that stands for it."""
+    if model is None:
+        return name
+    return str(Path(model).parent) if model.endswith(".json") else model
+
+
 def launch(scenario: Scenario, deployment: Deployment, model_path: str) -> Launch:
     """MLP ranks get the first GPUs, attention servers the next, host by host.
 
@@ -79,7 +87,10 @@ def launch(scenario: Scenario, deployment: Deployment, model_path: str) -> Launc
         attn=tuple(
             _attn_line(common, scenario, deployment, index) for index in range(deployment.attn_gpus)
         ),
-        notes=tuple(_notes(scenario, deployment, places)),
+        notes=(
+            *_checkpoint_notes(model_path),
+            *_notes(scenario, deployment, places),
+        ),
     )
 
 
@@ -158,6 +169,12 @@ def _server_flags(scenario: Scenario, places: _Places) -> list[str]:
 def _is_tested(scenario: Scenario) -> bool:
     name = scenario.shape.name.rsplit("/", 1)[-1].lower()
     return name.startswith(_TESTED)
+
+
+def _checkpoint_notes(model_path: str) -> list[str]:
+    if Path(model_path).is_dir():
+        return []
+    return [f"Give --model-path the directory of the checkpoint instead of {model_path}."]
 
 
 def _notes(scenario: Scenario, deployment: Deployment, places: _Places) -> list[str]:

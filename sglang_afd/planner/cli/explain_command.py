@@ -11,7 +11,7 @@ from sglang_afd.planner.answer import answer
 from sglang_afd.planner.cli import text
 from sglang_afd.planner.cli.inputs import add_input_arguments, add_jitter_argument, read_inputs
 from sglang_afd.planner.cli.search_flags import add_search_arguments, read_space
-from sglang_afd.planner.launch_lines import launch
+from sglang_afd.planner.launch_lines import checkpoint, launch
 from sglang_afd.planner.report.contents import Contents, contents
 from sglang_afd.planner.report.page import page
 from sglang_afd.planner.report.terminal import terminal_lines
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         report += [*terminal_lines(shown), "", *text.speed_up_lines(shown.result)]
         sys.stdout.write("\n".join(report) + "\n")
         return 0
-    model_path = args.model or inputs.scenario.shape.name
+    model_path = checkpoint(args.model, inputs.scenario.shape.name)
     _write(args.html, page(shown, about, _commands(shown, model_path)))
     sys.stdout.write(f"wrote {args.html}\n")
     return 0

@@ -18,7 +18,7 @@ from sglang_afd.planner.cli.inputs import (
     read_inputs,
 )
 from sglang_afd.planner.cli.search_flags import add_search_arguments, read_space
-from sglang_afd.planner.launch_lines import Launch, Line, launch
+from sglang_afd.planner.launch_lines import Launch, Line, checkpoint, launch
 from sglang_afd.planner.predict import Prediction
 from sglang_afd.planner.search import front
 from sglang_afd.planner.site import Site
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     best = answered.found.disaggregated.best
     lines = None
     if best is not None:
-        model_path = args.model or inputs.scenario.shape.name
+        model_path = checkpoint(args.model, inputs.scenario.shape.name)
         lines = launch(inputs.scenario, best.deployment, model_path)
     if args.commands is not None:
         _write_commands(args.commands, lines)

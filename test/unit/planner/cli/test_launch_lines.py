@@ -15,7 +15,7 @@ from sglang_afd import cli
 from sglang_afd.config import Role
 from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode
 from sglang_afd.planner.gpu import GPUS
-from sglang_afd.planner.launch_lines import SECRET_FILE, Launch, launch
+from sglang_afd.planner.launch_lines import SECRET_FILE, Launch, checkpoint, launch
 
 SERVER = ["python", "-m", "sglang_afd.launch_server"]
 ROUTER = ["python", "-m", "sgl_router_afd.launch_router"]
@@ -121,14 +121,35 @@ def test_ranks_batch_and_micro_batches_are_those_of_the_deployment() -> None:
         assert rest[rest.index("--max-running-requests") + 1] == "77"
 
 
-def test_lines_of_one_host_need_no_secret_and_no_address() -> None:
-    lines = launch(site().scenario, _afd(6, 2), "m")
+def test_lines_of_one_host_need_no_secret_and_no_address(tmp_path: Path) -> None:
+    lines = launch(site().scenario, _afd(6, 2), str(tmp_path))
 
     text = "\n".join(line.text for line in lines.lines)
 
     assert SECRET_FILE not in text
     assert "host-" not in text
     assert lines.notes == ()
+
+
+def test_a_name_that_is_no_directory_has_to_be_replaced() -> None:
+    lines = launch(site().scenario, _afd(6, 2), "Qwen3-30B-A3B")
+
+    assert lines.notes == (
+        "Give --model-path the directory of the checkpoint instead of Qwen3-30B-A3B.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [
+        ("/models/m", "/models/m"),
+        ("/models/m/config.json", "/models/m"),
+        ("Qwen3.5-397B-A17B", "Qwen3.5-397B-A17B"),
+        (None, "name"),
+    ],
+)
+def test_servers_get_the_folder_of_the_model(model: str | None, wanted: str) -> None:
+    assert checkpoint(model, "name") == wanted
 
 
 def test_several_hosts_say_what_this_version_does_not_do_between_them() -> None:
