@@ -46,7 +46,10 @@ class PeersPage:
         self._lost: dict[str, LostPeer] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_page": self._page, "_clock": self._clock, "_attached": {}, "_lost": {}}
+        return {"_page": self._page, "_attached": {}, "_lost": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _clock=time.monotonic)  # that of the process which reads
 
     def attached(self, peer: bytes, boot_id: str) -> None:
         """A peer passed the handshake."""

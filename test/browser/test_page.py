@@ -76,6 +76,7 @@ def test_lines_end_at_the_cards_that_they_join(page: Page) -> None:
 
     shown(page)
 
+    page.until("document.querySelectorAll('.picture .wires .attached').length == 4")
     gaps = page.ask(
         """[...document.querySelectorAll('.picture .wires .attached')].map((line) => {
           const side = (name) => document.querySelector(`.server[data-server="${name}"]`)
