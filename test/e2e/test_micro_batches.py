@@ -89,7 +89,8 @@ def stock_hidden_states(zygote: Zygote, qwen3_oracle: Oracle) -> HiddenStates:
 
 def settings(*names: str) -> pytest.MarkDecorator:
     """The attention servers that a test asks, by the value of the flag."""
-    return pytest.mark.parametrize("watched", names, indirect=True, scope="module")
+    values = [pytest.param(name, marks=pytest.mark.slow) if name == "3" else name for name in names]
+    return pytest.mark.parametrize("watched", values, indirect=True, scope="module")
 
 
 EVERY = settings("1", "2", "3", "4", "auto")

@@ -57,7 +57,7 @@ def _stop(server: Server) -> None:
     os.killpg(server.pid, signal.SIGSTOP)
 
 
-@pytest.mark.parametrize("end", [_kill, _stop])
+@pytest.mark.parametrize("end", [_kill, pytest.param(_stop, marks=pytest.mark.slow)])
 def test_an_attention_server_that_dies_or_stops_is_forgotten_and_the_others_go_on(
     zygote: Zygote,
     qwen3_pair: AttnPair,

@@ -57,6 +57,7 @@ def test_every_peer_gets_its_own_sums_at_any_ratio(
         rank.wait("/afd/v1/status", lambda body: body["attached_peers"] == 0)
 
 
+@pytest.mark.slow
 def test_a_rank_of_mostly_phantom_experts_takes_part(
     zygote: Zygote, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

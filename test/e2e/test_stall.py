@@ -101,7 +101,7 @@ def hasty(zygote: Zygote, pair: AttnPair) -> Iterator[Server]:
         yield attn
 
 
-@pytest.mark.parametrize("victims", [[1], [0, 1]])
+@pytest.mark.parametrize("victims", [pytest.param([1], marks=pytest.mark.slow), [0, 1]])
 def test_killed_mlp_servers_that_restart_cost_32_streams_a_pause_and_not_a_token(
     zygote: Zygote, pair: AttnPair, expected: list[list[int]], victims: list[int]
 ) -> None:
@@ -190,6 +190,7 @@ def test_a_stopped_mlp_server_is_a_pause_and_its_attention_server_attaches_again
         assert finish_all(streams) == expected
 
 
+@pytest.mark.slow
 def test_another_model_is_refused_and_the_stall_goes_on_until_the_right_one_is_back(
     zygote: Zygote, pair: AttnPair, expected: list[list[int]], tmp_path: Path
 ) -> None:
