@@ -174,9 +174,7 @@ class Exchange:
             return
         if body:
             data += b"%x\r\n%b\r\n" % (len(body), body) if self._is_framed else body
-            count = self._relay.counters.add
-            count(counters.CHUNKS)
-            count(counters.RESPONSE_BYTES, len(body))
+            self._relay.counters.add_chunk(len(body))
         if not answer.is_end:
             self._client.write(data)
             return
