@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sglang_afd.planner.constants import NAMES, PRIORS
-from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode, Workload
+from sglang_afd.planner.deployment import Mode, Workload
 from sglang_afd.planner.description import Row
 from sglang_afd.planner.fit import Fit
 from sglang_afd.planner.gpu import known_gpu
 from sglang_afd.planner.known_models import known_shape
 from sglang_afd.planner.predict import Scenario, predict
+from sglang_afd.planner.published import afd, colocated
 from sglang_afd.planner.records import MeasuredRow, read_collection
 from sglang_afd.planner.validate import (
     Compared,
@@ -36,32 +37,14 @@ Results = dict[int, tuple[Fit, list[Compared]]]
 Tables = dict[str, list[str]]
 
 
-def _afd(attn_gpus: int, batch: int, mode: Mode = Mode.AFD, fused: bool = True) -> Deployment:
-    return Deployment(
-        mode=mode,
-        attn_gpus=attn_gpus,
-        mlp_gpus=4,
-        expert_parallel=4,
-        micro_batches=2,
-        batch_per_attn_gpu=batch,
-        expert_kernels=ExpertKernels.FUSED if fused else ExpertKernels.GROUPED,
-    )
-
-
-def _colocated(ranks: int, batch: int) -> Deployment:
-    return Deployment(
-        mode=Mode.COLOCATED, attn_gpus=ranks, expert_parallel=ranks, batch_per_attn_gpu=batch
-    )
-
-
 # Published, and in no row of the file: (name, context, deployment, step in ms).
 ELSEWHERE = (
-    ("AFD 3:1, 8K, batch 96", 8192, _afd(12, 96), 32.8),
-    ("AFD 1:1, 128K, batch 6, DeepEP", 131_072, _afd(4, 6, fused=False), 30.4),
-    ("AFD 8:1, 128K, batch 6, DeepEP", 131_072, _afd(32, 6, fused=False), 30.74),
-    ("core-only 1:1, 128K, batch 6", 131_072, _afd(4, 6, Mode.CORE_ONLY), 25.0),
-    ("core-only 15:1, 128K, batch 6", 131_072, _afd(60, 6, Mode.CORE_ONLY), 31.24),
-    ("vLLM EP16, 16K, batch 48", 16_384, _colocated(16, 48), 48 / 1204 * 1000),
+    ("AFD 3:1, 8K, batch 96", 8192, afd(12, 96), 32.8),
+    ("AFD 1:1, 128K, batch 6, DeepEP", 131_072, afd(4, 6, fused=False), 30.4),
+    ("AFD 8:1, 128K, batch 6, DeepEP", 131_072, afd(32, 6, fused=False), 30.74),
+    ("core-only 1:1, 128K, batch 6", 131_072, afd(4, 6, Mode.CORE_ONLY), 25.0),
+    ("core-only 15:1, 128K, batch 6", 131_072, afd(60, 6, Mode.CORE_ONLY), 31.24),
+    ("vLLM EP16, 16K, batch 48", 16_384, colocated(16, 48), 48 / 1204 * 1000),
 )
 
 

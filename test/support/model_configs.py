@@ -1,4 +1,4 @@
-"""config.json of published mixture-of-experts models, as far as it has numbers."""
+"""config.json of mixture-of-experts models, as far as it has numbers."""
 
 from __future__ import annotations
 
@@ -62,4 +62,21 @@ QWEN2_57B: dict[str, Any] = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
     "vocab_size": 151936,
+}
+# No published one: the smallest that SGLang takes.
+SMALL_QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_hidden_layers": 2,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 256,
+    "vocab_size": 128,
+    "torch_dtype": "float32",
 }

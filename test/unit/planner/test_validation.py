@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from sglang_afd.errors import ConfigError
-from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode, Workload
+from sglang_afd.planner.deployment import Deployment, Mode, Workload
 from sglang_afd.planner.description import DESCRIPTION_FIELDS, VLLM_PIECE_TOKENS, describe
 from sglang_afd.planner.fit import Fit, Observation, fit
 from sglang_afd.planner.gpu import GPUS
 from sglang_afd.planner.known_models import known_shape
 from sglang_afd.planner.predict import Scenario, predict
+from sglang_afd.planner.published import afd, colocated
 from sglang_afd.planner.records import read_collection
 from sglang_afd.planner.speedup import speed_up
 from sglang_afd.planner.validate import Compared, fit_and_compare, predict_rows, split, summarize
@@ -48,24 +49,6 @@ def _scenario(fitted: Fit, context: int) -> Scenario:
         workload=Workload(context_tokens=context),
         constants=fitted.constants,
         colocated_piece_tokens=VLLM_PIECE_TOKENS,
-    )
-
-
-def _afd(attn_gpus: int, batch: int, mode: Mode = Mode.AFD, fused: bool = True) -> Deployment:
-    return Deployment(
-        mode=mode,
-        attn_gpus=attn_gpus,
-        mlp_gpus=4,
-        expert_parallel=4,
-        micro_batches=2,
-        batch_per_attn_gpu=batch,
-        expert_kernels=ExpertKernels.FUSED if fused else ExpertKernels.GROUPED,
-    )
-
-
-def _colocated(ranks: int, batch: int) -> Deployment:
-    return Deployment(
-        mode=Mode.COLOCATED, attn_gpus=ranks, expert_parallel=ranks, batch_per_attn_gpu=batch
     )
 
 
@@ -129,11 +112,11 @@ def test_rows_to_predict_carry_no_result() -> None:
 
 # Published, not in the file: what the planner has never been fitted on.
 ELSEWHERE = [
-    ("3:1 at 8K", 8192, _afd(12, 96), 32.8),
-    ("1:1 at 128K, DeepEP", 131_072, _afd(4, 6, fused=False), 30.4),
-    ("8:1 at 128K, DeepEP", 131_072, _afd(32, 6, fused=False), 30.74),
-    ("core-only 1:1 at 128K", 131_072, _afd(4, 6, Mode.CORE_ONLY), 25.0),
-    ("core-only 15:1 at 128K", 131_072, _afd(60, 6, Mode.CORE_ONLY), 31.24),
+    ("3:1 at 8K", 8192, afd(12, 96), 32.8),
+    ("1:1 at 128K, DeepEP", 131_072, afd(4, 6, fused=False), 30.4),
+    ("8:1 at 128K, DeepEP", 131_072, afd(32, 6, fused=False), 30.74),
+    ("core-only 1:1 at 128K", 131_072, afd(4, 6, Mode.CORE_ONLY), 25.0),
+    ("core-only 15:1 at 128K", 131_072, afd(60, 6, Mode.CORE_ONLY), 31.24),
 ]
 
 
@@ -158,7 +141,7 @@ def test_the_measured_speed_up_over_wide_expert_parallelism_is_predicted(
 ) -> None:
     scenario = _scenario(fits[context], 8192)
 
-    predicted = speed_up(scenario, _colocated(16, 96), _afd(28, 96)).total
+    predicted = speed_up(scenario, colocated(16, 96), afd(28, 96)).total
 
     assert predicted == pytest.approx(2522.64 / 2331.65, rel=0.04)
 
@@ -173,7 +156,7 @@ def test_the_sign_of_the_speed_up_is_the_measured_one(
     other = next(context for context in CONTEXTS if context != at)
     scenario = _scenario(fits[other], at)
 
-    predicted = speed_up(scenario, _colocated(16, batch), _afd(28, batch)).total
+    predicted = speed_up(scenario, colocated(16, batch), afd(28, batch)).total
 
     assert (predicted > 1) == (afd_rate > colocated_rate)
     assert predicted == pytest.approx(afd_rate / colocated_rate, rel=0.14)
@@ -286,13 +269,13 @@ def test_rows_narrow_the_constants_that_they_show(fits: dict[int, Fit]) -> None:
 def test_a_measured_stage_pins_its_constant() -> None:
     scenario = Scenario(shape=QWEN, gpu=GPUS["GB200"], workload=Workload(context_tokens=8192))
     core = Observation(
-        scenario=scenario, deployment=_colocated(16, 96), time_us=300, stage="core", noise=0.01
+        scenario=scenario, deployment=colocated(16, 96), time_us=300, stage="core", noise=0.01
     )
-    core_us = predict(scenario, _colocated(16, 96)).stages.core_us
+    core_us = predict(scenario, colocated(16, 96)).stages.core_us
 
     fitted = fit([core])
 
-    refitted = predict(scenario.with_constants(fitted.constants), _colocated(16, 96))
+    refitted = predict(scenario.with_constants(fitted.constants), colocated(16, 96))
     assert abs(refitted.stages.core_us - 300) < 0.2 * abs(core_us - 300)
 
 
@@ -312,4 +295,4 @@ def test_a_measured_time_in_another_unit_is_refused() -> None:
     scenario = Scenario(shape=QWEN, gpu=GPUS["GB200"], workload=Workload(context_tokens=8192))
 
     with pytest.raises(ConfigError, match="microseconds"):
-        Observation(scenario=scenario, deployment=_colocated(16, 96), time_us=41.2)
+        Observation(scenario=scenario, deployment=colocated(16, 96), time_us=41.2)

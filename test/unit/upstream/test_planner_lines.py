@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from model_configs import SMALL_QWEN3
 
 from sglang_afd import cli
 from sglang_afd.config import Role
@@ -16,27 +17,10 @@ from sglang_afd.planner.launch_lines import launch
 from sglang_afd.planner.predict import Scenario
 from sglang_afd.upstream.server_args import parse_server_args
 
-CONFIG = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "moe_intermediate_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "num_hidden_layers": 2,
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 256,
-    "vocab_size": 128,
-    "torch_dtype": "float32",
-}
-
 
 @pytest.mark.parametrize("attn", [6, 12])
 def test_sglang_takes_the_lines_of_one_host_and_of_two(attn: int, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_QWEN3), encoding="utf-8")
     scenario = Scenario(
         shape=known_shape("Qwen3-30B-A3B"),
         gpu=known_gpu("H200"),

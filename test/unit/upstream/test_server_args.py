@@ -3,9 +3,9 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from model_configs import SMALL_QWEN3
 
 from sglang_afd import cli
 from sglang_afd.config import AfdConfig, Role
@@ -15,22 +15,6 @@ from sglang_afd.upstream.server_args import RoleArgs, merge_config_file, parse_s
 
 ATTN = AfdConfig(role=Role.ATTN, mlp_url="http://127.0.0.1:30010")
 MLP = AfdConfig(role=Role.MLP)
-QWEN3_MOE: dict[str, Any] = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "moe_intermediate_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "num_hidden_layers": 2,
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 256,
-    "vocab_size": 128,
-    "torch_dtype": "float32",
-}
 on_cpu = pytest.mark.skipif(not cpu_shim.IS_CPU, reason="needs a machine without a CUDA driver")
 
 
@@ -39,7 +23,7 @@ def model(tmp_path: Path) -> str:
     """A directory with no more than a config."""
     directory = tmp_path / "model"
     directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(QWEN3_MOE))
+    (directory / "config.json").write_text(json.dumps(SMALL_QWEN3))
     return str(directory)
 
 
