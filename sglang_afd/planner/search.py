@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sglang_afd.errors import ConfigError
 from sglang_afd.planner import checks
@@ -250,8 +250,3 @@ def _nothing_fits(site: Site, space: Space, found: Found) -> str:
         f"cache of one request, and has {scenario.gpu.memory_bytes / 1e9:.0f} GB. Allow more GPUs "
         "(--max-gpus) or larger ones, or shorten the context"
     )
-
-
-def with_kernels(space: Space, kernels: ExpertKernels) -> Space:
-    """The same space with other expert kernels."""
-    return replace(space, expert_kernels=kernels)
