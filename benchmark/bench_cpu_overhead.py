@@ -18,7 +18,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import provenance
+
+from sglang_afd.ports import free_ports
 
 PROMPTS = [
     f"Tell me about the number {number}, and about what people did with it in the past."
@@ -187,13 +188,12 @@ def _mlp_counters(deployment: Deployment) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _running(name: str, threads: int, model: str, dtype: str, logs: Path) -> Iterator[Deployment]:
-    port = _free_port()
+    port, mlp_port = free_ports(2)
     common = ("--model-path", model, "--dtype", dtype)
     deployment = Deployment(name=name, threads=threads, url=f"http://127.0.0.1:{port}")
     if name == "colocated":
         commands = [[str(Path(__file__)), "--serve-stock", *common, *FLAGS, "--port", str(port)]]
     else:
-        mlp_port = _free_port()
         deployment.mlp_url = f"http://127.0.0.1:{mlp_port}"
         server = ("-m", "sglang_afd.launch_server", *common)
         commands = [
@@ -250,12 +250,6 @@ def _embedded_model() -> str:
     from sglang_afd.demo import ensure_embedded_model
 
     return str(ensure_embedded_model())
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _serve_stock(argv: Sequence[str]) -> int:

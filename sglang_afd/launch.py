@@ -25,11 +25,11 @@ from sglang_afd.fleet.memory import MemoryPlan
 from sglang_afd.fleet.memory_report import report_memory
 from sglang_afd.fleet.on_gpus import on_gpus
 from sglang_afd.fleet.plan import Plan, router_own_url, router_url
-from sglang_afd.fleet.ports import hold_free_ports, hold_port
 from sglang_afd.fleet.probe import wait_until_ready
 from sglang_afd.fleet.run import run_fleet
 from sglang_afd.fleet.spares import Spares
 from sglang_afd.fleet.spec import ServerSpec
+from sglang_afd.ports import hold_free_ports, hold_port
 
 DEMO_PROMPT = "What is the capital of France?"
 

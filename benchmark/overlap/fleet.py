@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import Any
 
 from overlap.delays import ENV, DelayFile
 from overlap.tiny_model import write_model
+from sglang_afd.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 180.0
@@ -124,7 +124,7 @@ class Launcher:
             mlp_env: More environment variables for the ranks.
             flags: More flags for every server.
         """
-        ports = [_free_port() for _ in range(num_mlp + len(micro_batches))]
+        ports = free_ports(num_mlp + len(micro_batches))
         leader = f"http://127.0.0.1:{ports[0]}"
         mlp = [
             self._start(
@@ -204,12 +204,6 @@ class Launcher:
                 (str(ROOT), str(ROOT / "benchmark"), os.environ.get("PYTHONPATH", ""))
             ),
         }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _is_running(pid: int) -> bool:

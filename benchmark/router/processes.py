@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from router.load import HOST, short
+from sglang_afd.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 40.0
@@ -96,7 +96,7 @@ def running(
     name: str, version: str, command: Sequence[str], upstream: Target, log: Path
 ) -> Iterator[Target]:
     """Run one router, and wait until it answers a request."""
-    port, other_port = _free_ports(2)
+    port, other_port = free_ports(2)
     words = {"upstream": f"http://{HOST}:{upstream.port}", "port": port, "other_port": other_port}
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -149,12 +149,6 @@ def _version_in(python: str, package: str) -> str:
     code = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _free_ports(number: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(number)]
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _wait_until_it_answers(

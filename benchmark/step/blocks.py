@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sglang_afd.ports import free_ports
 from step import device, kernels, roles
 from step.cases import Case, Setup
 from step.fleet import Block, BlockFailed, Child, ChildSpec, Launcher
@@ -51,7 +51,7 @@ class Runner:
 
     def colocated(self, *, with_logits: bool, with_profile: bool) -> BlockResult:
         """Stock SGLang, alone on the device."""
-        argv = roles.colocated(self._setup, self._cases, _free_port())
+        argv = roles.colocated(self._setup, self._cases, free_ports(1)[0])
         spec = ChildSpec(name="colocated", kind="colocated", argv=argv)
         return self._block([spec], "loaded", with_logits, with_profile)
 
@@ -70,7 +70,7 @@ class Runner:
 
     def _afd_specs(self, environment: Mapping[str, str]) -> list[ChildSpec]:
         setup = self._setup
-        ports = [_free_port() for _ in range(setup.num_mlp + setup.num_attn)]
+        ports = free_ports(setup.num_mlp + setup.num_attn)
         leader = f"http://127.0.0.1:{ports[0]}"
         shares = setup.sm_share.split(",") if setup.sm_share else ["", ""]
         env_attn = dict(environment) | ({SHARE_VARIABLE: shares[0]} if shares[0] else {})
@@ -250,10 +250,3 @@ def _per_step(before: dict[str, float], after: dict[str, float], steps: int) -> 
     return {f"{name}_per_step": change / steps for name, change in changes.items()} | {
         "peers_per_decode_run": changes["decode_run_peers"] / runs if runs else 0.0
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

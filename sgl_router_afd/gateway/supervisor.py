@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
 import sys
 import tempfile
 import uuid
@@ -26,6 +25,7 @@ from sgl_router_afd.gateway.manifest import Manifest, manifest_of, write
 from sgl_router_afd.gateway.settings import flags, scheme
 from sgl_router_afd.gateway.watch import Watch, read_workers
 from sglang_afd.errors import AfdError
+from sglang_afd.ports import free_ports
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class Gateway:
             logger.warning("%s; its requests are lost, another one takes its place", what)
 
     async def _run(self) -> int:
-        self._metrics_port = _free_port()
+        [self._metrics_port] = free_ports(1)
         given = flags(
             self._config,
             host=self._address[0],
@@ -217,11 +217,6 @@ class Gateway:
 def _who(manifest: Manifest) -> frozenset[object]:
     """To smg the order means nothing."""
     return frozenset((worker.id, worker.url, worker.model_id) for worker in manifest.workers)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _url(scheme: str, host: str, port: int) -> str:

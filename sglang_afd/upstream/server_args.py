@@ -22,6 +22,7 @@ from sglang_afd.config import (
 )
 from sglang_afd.errors import ConfigError
 from sglang_afd.fingerprint import fingerprint
+from sglang_afd.ports import free_ports
 from sglang_afd.protocol import auth
 from sglang_afd.protocol.paths import REGISTRATION_PATH, STATUS_PATH
 from sglang_afd.upstream import cpu_shim
@@ -333,5 +334,8 @@ def _fix_attention_fields(server_args: ServerArgs) -> None:
     # A router asks for the status twice a second.
     quiet = [*server_args.uvicorn_access_log_exclude_prefixes, STATUS_PATH, REGISTRATION_PATH]
     server_args.override("sglang_afd", uvicorn_access_log_exclude_prefixes=quiet)
+    if server_args.nccl_port is None:
+        # SGLang would take one that a connection can be given before the scheduler listens on it.
+        server_args.override("sglang_afd", nccl_port=free_ports(1, "0.0.0.0")[0])
     if server_args.device != "cpu":
         server_args.override("sglang_afd", moe_runner_backend="triton")

@@ -15,6 +15,8 @@ from fleet import AttnPair, Oracle
 from replay import Crowd
 from servers import Server, Zygote, running
 
+from sglang_afd.ports import free_ports
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything here starts servers."""
@@ -66,7 +68,7 @@ def qwen2_oracle(zygote: Zygote, qwen2: Path) -> Oracle:
 
 
 def _attn_pair(zygote: Zygote, oracle: Oracle) -> Iterator[AttnPair]:
-    ports = fleet.mlp_ports(3)
+    ports = free_ports(3)
     attn = [fleet.start_attn(zygote, oracle.model, ports[0]) for _ in range(2)]
     with running(attn):
         yield AttnPair(oracle=oracle, attn=attn, mlp_ports=ports)

@@ -15,6 +15,8 @@ from compare import ask_one_by_one, differences
 from fleet import Oracle
 from servers import Server, Zygote, running
 
+from sglang_afd.ports import free_ports
+
 IDLE_S = 5.0
 MAX_SHARE = 0.05  # of a core for all processes of one server
 
@@ -22,7 +24,7 @@ MAX_SHARE = 0.05  # of a core for all processes of one server
 def test_a_night_without_requests_is_no_loss_and_a_request_is_answered_afterwards(
     zygote: Zygote, qwen3_oracle: Oracle, tmp_path: Path
 ) -> None:
-    ports, night = fleet.mlp_ports(2), tmp_path / "night"
+    ports, night = free_ports(2), tmp_path / "night"
     leap = {"TEST_LEAP_FILE": str(night)}
     ranks = fleet.start_mlp(zygote, qwen3_oracle.model, ports, plant="leap_in_time", env=leap)
     attn = fleet.start_attn(zygote, qwen3_oracle.model, ports[0], plant="leap_in_time", env=leap)
@@ -47,7 +49,7 @@ def test_a_night_without_requests_is_no_loss_and_a_request_is_answered_afterward
 def test_idle_servers_of_both_roles_leave_the_cores_alone(
     zygote: Zygote, qwen3_oracle: Oracle, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ports = fleet.mlp_ports(2)
+    ports = free_ports(2)
     ranks = fleet.start_mlp(zygote, qwen3_oracle.model, ports)
     attn = fleet.start_attn(zygote, qwen3_oracle.model, ports[0])
     with running([*ranks, attn]):

@@ -10,6 +10,8 @@ from compare import ask_at_once, differences
 from fleet import Oracle
 from servers import Zygote, running
 
+from sglang_afd.ports import free_ports
+
 FAULTS = ("drop_intents", "delay_intents", "false_intents")
 
 
@@ -17,7 +19,7 @@ FAULTS = ("drop_intents", "delay_intents", "false_intents")
 def test_lost_late_and_false_intents_change_no_token(
     zygote: Zygote, qwen3_oracle: Oracle, tmp_path: Path
 ) -> None:
-    [port] = fleet.mlp_ports(1)
+    [port] = free_ports(1)
     mlp = fleet.start_mlp(zygote, qwen3_oracle.model, [port])
     attn = [fleet.start_attn(zygote, qwen3_oracle.model, port, plant=fault) for fault in FAULTS]
     with running([*mlp, *attn]):

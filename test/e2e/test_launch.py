@@ -10,7 +10,7 @@ import uuid
 import pytest
 from left_overs import processes_with
 
-from sglang_afd.fleet.ports import hold_free_ports
+from sglang_afd.ports import hold_free_ports
 
 MARK = "SGLANG_AFD_TEST_MARK"  # inherited by every process that a launcher starts
 TIMEOUT_S = 240.0

@@ -17,6 +17,8 @@ from fleet import Oracle
 from servers import Server, Zygote, fetch, running, wait_until
 from torch import Tensor
 
+from sglang_afd.ports import free_ports
+
 FEW = PROMPTS[:2]
 SHORT = tuple(prompt for prompt in PROMPTS if len(prompt.split()) < 10)[:5]  # in one prefill
 LONG = PROMPTS[5]  # rows enough to be cut inside
@@ -71,7 +73,7 @@ def forget_prefixes(server: Server) -> None:
 @pytest.fixture(scope="module")
 def mlp(zygote: Zygote, qwen3_oracle: Oracle) -> Iterator[Server]:
     """One MLP rank for all attention servers of this file."""
-    [rank] = fleet.start_mlp(zygote, qwen3_oracle.model, fleet.mlp_ports(1))
+    [rank] = fleet.start_mlp(zygote, qwen3_oracle.model, free_ports(1))
     with running([rank]):
         rank.wait("/health")
         yield rank

@@ -8,10 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fleet
 import psutil
 import pytest
-from servers import free_port, wait_until
+from servers import wait_until
+
+from sglang_afd.ports import free_ports
 
 
 def _is_gone(child: psutil.Process) -> bool:
@@ -24,8 +25,8 @@ def test_children_of_a_killed_attention_server_end_while_they_still_import(
 ) -> None:
     command = [
         *(sys.executable, "-m", "sglang_afd.launch_server", "--role", "attn"),
-        *("--model-path", str(qwen3), "--port", str(free_port())),
-        *("--afd-mlp", f"http://127.0.0.1:{fleet.mlp_ports(1)[0]}"),
+        *("--model-path", str(qwen3), "--port", str(free_ports(1)[0])),
+        *("--afd-mlp", f"http://127.0.0.1:{free_ports(1)[0]}"),
     ]
     with (tmp_path / "attn.log").open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

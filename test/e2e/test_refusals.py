@@ -13,6 +13,8 @@ from compare import PROMPTS, ask, differences
 from fleet import Oracle
 from servers import Server, Zygote, running
 
+from sglang_afd.ports import free_ports
+
 SECRET = "a secret that is long enough to be one"
 
 
@@ -37,7 +39,7 @@ def guarded(
     """An MLP server on TCP with a secret, and its secret file."""
     secret = _secret_file(tmp_path_factory.mktemp("secret"), SECRET)
     flags = ("--afd-listen", "tcp://127.0.0.1:0", "--afd-secret-file", secret)
-    servers = fleet.start_mlp(zygote, qwen3_oracle.model, fleet.mlp_ports(1), *flags)
+    servers = fleet.start_mlp(zygote, qwen3_oracle.model, free_ports(1), *flags)
     with running(servers):
         servers[0].wait("/health")
         yield servers[0], secret
@@ -67,7 +69,7 @@ def test_other_models_and_dtypes_are_refused_by_name(
     zygote: Zygote, qwen2: Path, qwen3: Path, tmp_path: Path
 ) -> None:
     other_seed = checkpoints.make_qwen3_moe(tmp_path / "other", seed=7)
-    mlp = fleet.start_mlp(zygote, qwen3, fleet.mlp_ports(1))[0]
+    mlp = fleet.start_mlp(zygote, qwen3, free_ports(1))[0]
     with running([mlp]):
         mlp.wait("/health")
         cases = {
@@ -84,7 +86,7 @@ def test_other_models_and_dtypes_are_refused_by_name(
 def test_an_attention_server_whose_hook_did_not_take_does_not_start(
     zygote: Zygote, qwen3: Path
 ) -> None:
-    attn = fleet.start_attn(zygote, qwen3, fleet.mlp_ports(1)[0], plant="hook_fails")
+    attn = fleet.start_attn(zygote, qwen3, free_ports(1)[0], plant="hook_fails")
     with running([attn]):
         words = _last_words(attn)
 
@@ -94,7 +96,7 @@ def test_an_attention_server_whose_hook_did_not_take_does_not_start(
 def test_an_attention_server_gives_up_on_mlp_servers_that_never_come(
     zygote: Zygote, qwen3: Path
 ) -> None:
-    attn = fleet.start_attn(zygote, qwen3, fleet.mlp_ports(1)[0], "--afd-attach-timeout", "1")
+    attn = fleet.start_attn(zygote, qwen3, free_ports(1)[0], "--afd-attach-timeout", "1")
     with running([attn]):
         words = _last_words(attn)
 
@@ -105,7 +107,7 @@ def test_an_attention_server_gives_up_on_mlp_servers_that_never_come(
 def test_the_status_needs_no_api_key_and_generation_does(
     zygote: Zygote, qwen3_oracle: Oracle
 ) -> None:
-    model, ports = qwen3_oracle.model, fleet.mlp_ports(1)
+    model, ports = qwen3_oracle.model, free_ports(1)
     attn = fleet.start_attn(zygote, model, ports[0], "--api-key", "open sesame")
     with running([*fleet.start_mlp(zygote, model, ports), attn]):
         fleet.wait_ready(attn)
@@ -119,7 +121,7 @@ def test_the_status_needs_no_api_key_and_generation_does(
 def test_an_attention_server_that_waits_for_mlp_servers_can_be_stopped(
     zygote: Zygote, qwen3: Path, number: signal.Signals
 ) -> None:
-    attn = fleet.start_attn(zygote, qwen3, fleet.mlp_ports(1)[0])
+    attn = fleet.start_attn(zygote, qwen3, free_ports(1)[0])
     with running([attn]):
         attn.wait("/afd/v1/status", lambda body: body["state"] == "starting")
 

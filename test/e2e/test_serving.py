@@ -12,7 +12,9 @@ import openai
 import pytest
 from compare import PROMPTS, ask_at_once, differences
 from fleet import AttnPair
-from servers import Server, Zygote, fetch, free_port, running, wait_until
+from servers import Server, Zygote, fetch, running, wait_until
+
+from sglang_afd.ports import free_ports
 
 MESSAGES = [{"role": "user", "content": "tell me of the experts"}]
 
@@ -23,7 +25,7 @@ def router(
 ) -> Iterator[Server]:
     """A router before two ready attention servers."""
     ranks = fleet.start_mlp(zygote, qwen3_pair.oracle.model, qwen3_pair.mlp_ports[:2])
-    port, log = free_port(), tmp_path_factory.mktemp("router") / "router.log"
+    port, log = free_ports(1)[0], tmp_path_factory.mktemp("router") / "router.log"
     command = [
         *(sys.executable, "-m", "sgl_router_afd.launch_router", "--port", str(port)),
         *("--attn", *(attn.url for attn in qwen3_pair.attn)),

@@ -14,6 +14,8 @@ from fleet import Oracle
 from servers import Server, Zygote, running
 from streams import Stream, finish_all, start_streams
 
+from sglang_afd.ports import free_ports
+
 NUM_TOKENS = 100
 
 
@@ -64,7 +66,7 @@ def groups(zygote: Zygote, qwen3_oracle: Oracle) -> Iterator[Any]:
     made: list[Group] = []
 
     def make(num_ranks: int, num_spares: int) -> Group:
-        ports = fleet.mlp_ports(num_ranks + num_spares)
+        ports = free_ports(num_ranks + num_spares)
         made.append(Group(zygote, qwen3_oracle, num_ranks, ports, []))
         return made[-1]
 

@@ -15,8 +15,10 @@ import pytest
 from compare import PROMPTS, ask_one_by_one, differences
 from fleet import AttnPair, Oracle
 from forwarder import forwarding
-from servers import Server, Zygote, fetch, free_port, running, wait_until
+from servers import Server, Zygote, fetch, running, wait_until
 from streams import Stream, finish_all, start_streams
+
+from sglang_afd.ports import free_ports
 
 NUM_TOKENS = 120
 ROOM = ("--max-running-requests", "48")  # so that all of them run at once
@@ -78,7 +80,7 @@ def _begin(attn: Server, num_tokens: int = 5, **more: Any) -> list[Stream]:
 @pytest.fixture(scope="module")
 def pair(zygote: Zygote, qwen3_oracle: Oracle) -> Iterator[AttnPair]:
     """An attention server; tests start the MLP servers."""
-    ports = fleet.mlp_ports(2)
+    ports = free_ports(2)
     attn = fleet.start_attn(zygote, qwen3_oracle.model, ports[0], *ROOM)
     with running([attn]):
         yield AttnPair(oracle=qwen3_oracle, attn=[attn], mlp_ports=ports)
@@ -213,7 +215,7 @@ def test_another_model_is_refused_and_the_stall_goes_on_until_the_right_one_is_b
 def test_a_network_that_loses_every_packet_for_a_while_costs_a_pause(
     zygote: Zygote, pair: AttnPair, expected: list[list[int]]
 ) -> None:
-    attn, port = pair.attn[0], free_port()
+    attn, port = pair.attn[0], free_ports(1)[0]
     with forwarding(port) as network:
         published = {"TEST_PUBLISHED_ADDRESS": f"tcp://127.0.0.1:{network.port}"}
         listen = ("--afd-listen", f"tcp://127.0.0.1:{port}")

@@ -17,6 +17,7 @@ from compare import PROMPTS, ask_at_once, differences
 from fleet import Oracle
 from servers import Zygote, fetch, running, wait_until
 
+from sglang_afd.ports import free_ports
 from sglang_afd.trace.reading import read_timeline
 
 Event = dict[str, Any]
@@ -29,7 +30,7 @@ def files(
 ) -> Iterator[list[Path]]:
     """Timelines of one attention server and two ranks that served sixteen prompts at once."""
     directory = tmp_path_factory.mktemp("timelines")
-    model, ports = qwen3_oracle.model, fleet.mlp_ports(2)
+    model, ports = qwen3_oracle.model, free_ports(2)
     flags = ("--afd-trace", f"{directory}/")
     ranks = fleet.start_mlp(zygote, model, ports, *flags)
     attn = fleet.start_attn(zygote, model, ports[0], *flags)
@@ -152,7 +153,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_start(
     if role == "attn":
         server = fleet.start_attn(zygote, qwen3, 9, "--afd-trace", place)
     else:
-        (server,) = fleet.start_mlp(zygote, qwen3, fleet.mlp_ports(1), "--afd-trace", place)
+        (server,) = fleet.start_mlp(zygote, qwen3, free_ports(1), "--afd-trace", place)
 
     with running([server]):
         server.wait_ended()

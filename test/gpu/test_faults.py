@@ -21,13 +21,15 @@ from gpu_questions import (
     distance,
 )
 
+from sglang_afd.ports import free_ports
+
 
 def _start(stage: Stage) -> Started:
     zygote = stage.zygote
     model, fast = stage.models["qwen3", "exact"], stage.models["qwen3", "fast"]
     swapped = checkpoints.swap_experts(model, stage.directory / "swapped", 1, 3, 9)
     flags = gpu_fleet.exchange_flags("cuda_ipc")
-    ports = gpu_fleet.mlp_ports(4)
+    ports = free_ports(4)
     exact, zeros, others = (zygote, model, "exact"), (zygote, fast, "fast"), (zygote, swapped)
     claimed = {"TEST_CLAIMED_FINGERPRINT": fleet.fingerprint_of(model)}
     mlp = [

@@ -14,6 +14,8 @@ from gpu_oracles import Oracles
 from gpu_questions import continue_texts, distance
 from servers import Zygote
 
+from sglang_afd.ports import free_ports
+
 # Every layer's rows are off by 2 to 3 % of themselves; logits have a standard deviation of about 2.
 AT_90_PERCENT = 0.6
 MEAN = 0.3
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.timeout(2 * START_TIMEOUT_S)
 def _start(stage: Stage) -> Started:
     server = (stage.zygote, stage.models["qwen3", "fast"], "fast")
     flags = gpu_fleet.exchange_flags("cuda_ipc", "--afd-dispatch-dtype", "fp8")
-    ports = gpu_fleet.mlp_ports(1)
+    ports = free_ports(1)
     [rank] = gpu_fleet.start_mlp(*server, ports, flags)
     return Started({"mlp": rank, "attn": gpu_fleet.start_attn(*server, ports[0], flags)})
 

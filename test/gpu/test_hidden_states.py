@@ -13,6 +13,8 @@ from gpu_questions import PATIENCE_S, at_once
 from servers import fetch
 from torch import Tensor
 
+from sglang_afd.ports import free_ports
+
 NUM_REQUESTS, NUM_TOKENS = 8, 64
 BOUND = 1e-3  # of the largest value
 FLAG = "--enable-return-hidden-states"
@@ -21,7 +23,7 @@ FLAG = "--enable-return-hidden-states"
 def _start(stage: Stage) -> Started:
     server = (stage.zygote, stage.models["qwen3", "exact"], "exact")
     flags = gpu_fleet.exchange_flags("cuda_ipc")
-    ports = gpu_fleet.mlp_ports(1)
+    ports = free_ports(1)
     [rank] = gpu_fleet.start_mlp(*server, ports, flags)
     return Started(
         {

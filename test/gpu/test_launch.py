@@ -22,7 +22,7 @@ from model_configs import QWEN3_30B
 from sglang_afd.demo.ensure import ensure_embedded_model
 from sglang_afd.errors import ConfigError
 from sglang_afd.fleet import mps_keeper
-from sglang_afd.fleet.ports import hold_free_ports
+from sglang_afd.ports import hold_free_ports
 
 MARK = "SGLANG_AFD_TEST_MARK"  # inherited by every process that a launcher starts
 TIMEOUT_S = 180.0

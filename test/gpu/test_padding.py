@@ -19,6 +19,8 @@ from gpu_questions import LOGPROB_BOUND, Answers, ask_all
 from servers import Server, wait_until
 from streams import finish_all, start_streams
 
+from sglang_afd.ports import free_ports
+
 NUM_LAYERS = 4
 NUM_TOKENS = 200
 QUIET_S = 0.5  # without any row, after which the last step has ended
@@ -76,7 +78,7 @@ class AllWatched:
 def _start(stage: Stage) -> AllWatched:
     server = (stage.zygote, stage.models["qwen3", "exact"], "exact")
     flags = gpu_fleet.exchange_flags("cuda_ipc")
-    ports = gpu_fleet.mlp_ports(1)
+    ports = free_ports(1)
     [rank] = gpu_fleet.start_mlp(*server, ports, flags, plant="poison_staging")
     kinds = {
         "poison 1": ("poison_slots", 1),

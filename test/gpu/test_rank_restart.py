@@ -16,6 +16,8 @@ from gpu_questions import forget_prefixes
 from servers import Server
 from streams import Stream, finish_all, start_streams
 
+from sglang_afd.ports import free_ports
+
 NUM_TOKENS = 600
 
 
@@ -46,7 +48,7 @@ class Pair:
 
 def _start(stage: Stage) -> Pair:
     flags = gpu_fleet.exchange_flags("cuda_ipc")
-    ports = gpu_fleet.mlp_ports(2)
+    ports = free_ports(2)
     model = stage.models["qwen3", "exact"]
     attn = gpu_fleet.start_attn(stage.zygote, model, "exact", ports[0], flags, num_micro_batches=2)
     pair = Pair(stage, attn, ports, flags, [attn])

@@ -18,6 +18,8 @@ from gpu_questions import LOGPROB_BOUND, forget_prefixes, gap_at_first_differenc
 from servers import Server, Zygote, wait_until
 from streams import Stream, finish_all, start_streams
 
+from sglang_afd.ports import free_ports
+
 NUM_TOKENS = 600
 STALL_TIMEOUT_S = 8.0  # and as long again for the server to come back
 
@@ -61,7 +63,7 @@ class Load:
 def _start(stage: Stage) -> Load:
     start = (stage.zygote, stage.models["qwen3", "exact"], "exact")
     flags = gpu_fleet.exchange_flags("cuda_ipc")
-    [port] = gpu_fleet.mlp_ports(1)
+    [port] = free_ports(1)
     short = ("--afd-stall-timeout", f"{STALL_TIMEOUT_S:g}")
     running: list[Server] = []
     load = Load(

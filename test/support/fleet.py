@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compare import Answer
-from servers import CPU_FLAGS, Server, Zygote, free_ports, running
+from servers import CPU_FLAGS, Server, Zygote, running
 
 from sglang_afd.fingerprint import fingerprint
+from sglang_afd.ports import free_ports
 
 
 @dataclass(frozen=True)
@@ -95,17 +96,11 @@ def mlp_group(
     env: dict[str, str] | None = None,
 ) -> Iterator[list[Server]]:
     """A whole group, rank 0 first, that serves."""
-    ranks = start_mlp(zygote, model, mlp_ports(num_ranks), plant=plant, env=env)
+    ranks = start_mlp(zygote, model, free_ports(num_ranks), plant=plant, env=env)
     with running(ranks):
         for rank in ranks:
             rank.wait("/health")
         yield ranks
-
-
-def mlp_ports(count: int) -> list[int]:
-    """Neighbouring free ports for `count` ranks."""
-    first = free_ports(count)
-    return list(range(first, first + count))
 
 
 def wait_ready(server: Server) -> None:

@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import checkpoints
-from servers import CPU_FLAGS, Server, Zygote, free_ports, print_tails, running
+from servers import CPU_FLAGS, Server, Zygote, print_tails, running
+
+from sglang_afd.ports import free_ports
 
 IS_CPU = os.environ.get("TEST_DEVICE") == "cpu"
 START_TIMEOUT_S = float(os.environ.get("TEST_START_TIMEOUT_S", "90"))
@@ -243,16 +245,10 @@ def start_attn(
     return zygote.start("afd", argv, plant=plant, env=env)
 
 
-def mlp_ports(count: int) -> list[int]:
-    """Neighbouring free ports for `count` ranks."""
-    first = free_ports(count)
-    return list(range(first, first + count))
-
-
 def start_fleet(zygote: Zygote, model: Path, combination: Combination) -> Fleet:
     """All servers of a combination at once; not waited for."""
     flags = exchange_flags(combination.transport, "--afd-wait-policy", combination.wait_policy)
-    ports = mlp_ports(combination.num_mlp)
+    ports = free_ports(combination.num_mlp)
     has_graphs = combination.has_graphs
     mlp = start_mlp(zygote, model, combination.precision, ports, flags, has_graphs=has_graphs)
     attn = [

@@ -12,7 +12,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import fleet
-from servers import CPU_FLAGS, Server, Zygote, fetch, free_port, wait_until
+from servers import CPU_FLAGS, Server, Zygote, fetch, wait_until
+
+from sglang_afd.ports import free_ports
 
 
 class RoutedFleet:
@@ -43,7 +45,7 @@ class RoutedFleet:
         self._host = host
         self._started: list[Server] = []
         self._routers: list[subprocess.Popen[bytes]] = []
-        self.router_port = free_port()
+        self.router_port = free_ports(1)[0]
         self.url = self._url(self.router_port)
         self.router_log = directory / f"router-{self.router_port}.log"
 
@@ -177,7 +179,7 @@ class RoutedFleet:
     def _start(self, name: str, argv: Sequence[str], flags: Sequence[str]) -> Server:
         """Under the port that the server of this name had before, if there was one."""
         before = self.servers.get(name)
-        port = before.port if before is not None else free_port()
+        port = before.port if before is not None else free_ports(1)[0]
         whole = [
             *(*argv, "--afd-max-rows", str(fleet.MAX_ROWS), "--afd-router", self.url),
             *("--afd-server-id", name, "--host", self._host, *flags, "--port", str(port)),

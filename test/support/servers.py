@@ -8,7 +8,6 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,32 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sglang_afd.ports import free_ports
+
 SUPPORT = Path(__file__).parent
 CPU_FLAGS = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
     *("--mem-fraction-static", "0.8", "--max-total-tokens", "8192", "--max-running-requests", "32"),
 )
 START_TIMEOUT_S = 120.0
-
-
-def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` neighbouring ports that were free a moment ago."""
-    while True:
-        first = free_port()
-        with contextlib.ExitStack() as stack:
-            try:
-                for port in range(first, first + count):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except (OSError, OverflowError):
-                continue
-        return first
 
 
 def fetch(url: str, body: object = None, timeout_s: float = 60.0) -> tuple[int, Any]:
@@ -190,11 +171,12 @@ class Zygote:
     ) -> Server:
         """Fork one server; `--port` is added. It is not waited for."""
         self._count += 1
-        port = free_port()
+        port, nccl_port = free_ports(2)
         log = self._directory / f"{self._count:02d}-{kind}-{port}.log"
+        more = ["--nccl-port", str(nccl_port)] if kind in ("stock", "afd") else []
         command = {
             "kind": kind,
-            "argv": ["--port", str(port), *argv],
+            "argv": ["--port", str(port), *more, *argv],
             "plant": plant,
             "env": env or {},
             "log": str(log),

@@ -10,6 +10,7 @@ from model_configs import SMALL_QWEN3
 from sglang_afd import cli
 from sglang_afd.config import AfdConfig, Role
 from sglang_afd.errors import ConfigError
+from sglang_afd.ports import FREE_PORTS
 from sglang_afd.upstream import cpu_shim, server_args
 from sglang_afd.upstream.server_args import RoleArgs, merge_config_file, parse_server_args
 
@@ -77,6 +78,13 @@ def test_the_number_of_mlp_ranks_is_ours_and_sglang_is_told_one(model: str) -> N
     args = parse(model, "--ep-size", "4", config=MLP)
 
     assert (args.ep_size, args.server_args.ep_size) == (4, 1)
+
+
+def test_the_process_group_of_an_attention_server_gets_a_port_that_no_connection_is_given(
+    model: str,
+) -> None:
+    assert parse(model).server_args.nccl_port in FREE_PORTS
+    assert parse(model, "--nccl-port", "40000").server_args.nccl_port == 40000
 
 
 def test_shared_experts_stay_separate_on_the_attention_side(model: str) -> None:

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from sglang_afd.errors import ConfigError
-from sglang_afd.fleet.ports import FREE_PORTS, hold_free_ports, hold_port
+from sglang_afd.ports import FREE_PORTS, free_ports, hold_free_ports, hold_port
 
 HOST = "127.0.0.1"
 
@@ -50,6 +50,14 @@ def test_a_held_port_is_not_an_outgoing_one() -> None:
             other.bind((HOST, ports[0]))
 
     assert error_info.value.errno == errno.EADDRINUSE
+
+
+def test_no_process_is_given_a_port_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    [given] = free_ports(1)
+    starts = iter([given, given - 1, given + 1])
+    monkeypatch.setattr("random.randrange", lambda *_: next(starts))
+
+    assert free_ports(2) == [given + 1, given + 2]
 
 
 def test_a_taken_router_port_is_refused_with_its_address() -> None:

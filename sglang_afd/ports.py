@@ -14,6 +14,25 @@ from sglang_afd.errors import ConfigError
 FREE_PORTS = range(20000, 32000)
 ATTEMPTS = 100
 
+_given: set[int] = set()  # by free_ports
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Neighbouring ports that nobody used a moment ago, and that no connection will be given.
+
+    Args:
+        count: How many.
+        host: Address that servers will listen on.
+    Returns: Ports that this process was not given before.
+    Raises: ConfigError when no such stretch turned up.
+    """
+    for _ in range(ATTEMPTS):
+        with hold_free_ports(host, count) as ports:
+            if _given.isdisjoint(ports):
+                _given.update(ports)
+                return list(ports)
+    raise _none_free(host, count)
+
 
 @contextlib.contextmanager
 def hold_port(host: str, port: int) -> Iterator[None]:
@@ -56,7 +75,11 @@ def hold_free_ports(host: str, count: int) -> Iterator[Sequence[int]]:
                 continue
             yield ports
             return
-    raise ConfigError(f"found no {count} free neighbouring ports on {host} in {FREE_PORTS}")
+    raise _none_free(host, count)
+
+
+def _none_free(host: str, count: int) -> ConfigError:
+    return ConfigError(f"found no {count} free neighbouring ports on {host} in {FREE_PORTS}")
 
 
 def _listen_once(host: str, port: int, *, share: bool) -> None:
