@@ -19,6 +19,8 @@ used in turn, 128 MiB apart from their next use. Slots, staging buffers and what
 the same each time, for exchange and copy alike, as they are in a server.
 
     python benchmark/bench_exchange.py [--out docs/results/bench_exchange_h200.jsonl] [--quick]
+
+Whoever calls this has no CUDA: both processes end before MPS does, which would take them along.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,27 +44,21 @@ import provenance
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # where sglang_afd is not installed
 
-NUM_LAYERS = 48
 LIMIT_S = 300.0  # for all cases
-HIDDEN_SIZES = (2048, 4096)
-ROWS = (128, 256, 512, 1024)
+MOST_LAYERS = 64  # units that an MLP rank's host describes ahead
 DTYPES = ("bf16", "fp8")
+QUICK = {"hidden": [2048], "rows": [512], "steps": 5}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the attention side, which starts the other."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", default="", help="also write the lines to this file")
-    parser.add_argument("--steps", type=int, default=40, help="timed steps of each case")
-    parser.add_argument("--quick", action="store_true", help="two sizes and few steps")
-    parser.add_argument("--mlp-side", type=int, default=-1, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
-    if options.mlp_side != -1:
+    """Start what measures, or be one side of it."""
+    options = _parse(argv)
+    if options.side == "mlp":
         from exchange import mlp_side
 
-        return mlp_side.main(options.mlp_side, NUM_LAYERS)
+        return mlp_side.main(options.channel, options.layers)
+    if options.side == "attn":
+        return _run(options)
 
     from sglang_afd.fleet.mps import private_mps
 
@@ -68,10 +66,35 @@ def main(argv: Sequence[str]) -> int:
         print("bench_exchange needs a CUDA device, and this machine has none", file=sys.stderr)
         return 2
     with private_mps() as mps:
-        os.environ.update(mps.environment or {})  # before CUDA begins
         if mps.environment is None:
             print(f"without MPS, which makes every flag slow: {mps.reason}", file=sys.stderr)
-        return _run(options, has_mps=mps.environment is not None)
+        more = [] if mps.environment is None else ["--has-mps"]
+        code = _run_both([*argv, "--side", "attn", *more], os.environ | (mps.environment or {}))
+    for problem in mps.problems:
+        print(problem, file=sys.stderr)
+    return code
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", default="", help="also write the lines to this file")
+    parser.add_argument("--steps", type=int, default=40, help="timed steps of each case")
+    parser.add_argument("--layers", type=int, default=48, help="exchanges of a step")
+    parser.add_argument("--hidden", type=int, nargs="+", default=[2048, 4096], help="hidden sizes")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[128, 256, 512, 1024], help="of an exchange"
+    )
+    parser.add_argument("--quick", action="store_true", help="one size and few steps")
+    parser.add_argument("--side", choices=["attn", "mlp"], help=argparse.SUPPRESS)
+    parser.add_argument("--channel", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--has-mps", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if not 1 <= options.layers <= MOST_LAYERS:
+        parser.error(f"--layers {options.layers}; 1 to {MOST_LAYERS} can be described ahead")
+    vars(options).update(QUICK if options.quick else {})
+    return options
 
 
 def _has_gpu() -> bool:
@@ -84,17 +107,33 @@ def _has_gpu() -> bool:
     return "GPU " in listed.stdout
 
 
-def _run(options: argparse.Namespace, *, has_mps: bool) -> int:
+def _run_both(argv: Sequence[str], environment: dict[str, str]) -> int:
+    """The attention side, which starts the other; nothing of either is left."""
+    command = [sys.executable, __file__, *argv]
+    attn = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        return attn.wait(LIMIT_S + 60)
+    except subprocess.TimeoutExpired:
+        print(f"not done within {LIMIT_S:g} s", file=sys.stderr)
+        return 1
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(attn.pid, signal.SIGKILL)
+        attn.wait()
+
+
+def _run(options: argparse.Namespace) -> int:
     import torch
     from exchange.channel import Channel
 
     ours, theirs = socket.socketpair()
-    command = [sys.executable, __file__, "--mlp-side", str(theirs.fileno())]
+    command = [sys.executable, __file__, "--side", "mlp", "--channel", str(theirs.fileno())]
+    command += ["--layers", str(options.layers)]
     child = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     theirs.close()
     about = {
-        "num_layers": NUM_LAYERS,
-        "has_mps": has_mps,
+        "num_layers": options.layers,
+        "has_mps": options.has_mps,
         "gpu": torch.cuda.get_device_name(0),
         "torch": torch.__version__,
         "commit": provenance.commit(),
@@ -102,27 +141,32 @@ def _run(options: argparse.Namespace, *, has_mps: bool) -> int:
     channel = Channel(ours)
     is_over = threading.Event()
     threading.Thread(target=_end_together, args=(child, is_over), daemon=True).start()
+    if options.out:
+        Path(options.out).write_text("")
     try:
-        lines = []
         for line in _measure(channel, options):
-            lines.append(json.dumps(line | about))
-            print(lines[-1], flush=True)
-        is_over.set()
+            text = json.dumps(line | about)
+            print(text, flush=True)
+            if options.out:  # at once, since a later case may fail
+                with Path(options.out).open("a") as file:
+                    file.write(f"{text}\n")
         channel.say({"do": "stop"})
-        code = child.wait(60)
+        return child.wait(60)
     finally:
+        is_over.set()  # first, so that what went wrong is told
         child.kill()
         child.wait()
-    if options.out:
-        Path(options.out).write_text("".join(f"{line}\n" for line in lines))
-    return code
 
 
 def _end_together(child: subprocess.Popen[bytes], is_over: threading.Event) -> None:
     """Nothing else would wake a GPU, and a host that waits for it, whose other side is gone."""
-    deadline_s = time.monotonic() + LIMIT_S
+    deadline_s, parent = time.monotonic() + LIMIT_S, os.getppid()
     while not is_over.wait(0.5):
-        if child.poll() is not None or time.monotonic() > deadline_s:
+        if child.poll() not in (None, 0):
+            is_over.wait(5.0)  # whoever hears of it from the channel says more
+        if child.poll() is not None or time.monotonic() > deadline_s or os.getppid() != parent:
+            if is_over.is_set():
+                return
             print(f"the MLP process ended with {child.poll()}, or takes too long", file=sys.stderr)
             child.kill()
             os._exit(1)
@@ -133,13 +177,13 @@ def _measure(channel: Any, options: argparse.Namespace) -> Iterator[dict[str, An
 
     from sglang_afd.transport.cuda_ipc.layout import WaitPolicy
 
-    side = AttnSide(channel, NUM_LAYERS, 5 if options.quick else options.steps)
+    side = AttnSide(channel, options.layers, options.steps)
     for policy in WaitPolicy:
-        for hidden_size in HIDDEN_SIZES[:1] if options.quick else HIDDEN_SIZES:
+        for hidden_size in options.hidden:
             for dtype in DTYPES:
                 cases = [
                     Case(hidden_size=hidden_size, rows=rows, dtype=dtype, policy=policy)
-                    for rows in (1, *(ROWS[2:3] if options.quick else ROWS))
+                    for rows in (1, *options.rows)
                 ]
                 side.open(cases[0].shape, policy)
                 flag = side.exchange(cases[0])

@@ -25,6 +25,8 @@ SLEEP_CYCLES = 2_000_000  # about a millisecond, in which both sides enqueue the
 # Of a value: e4m3 has three bits of mantissa, and a row is read back in bfloat16.
 FP8_BOUND = 1 / 14
 
+Inputs = tuple[Tensor, Tensor, Tensor]  # hidden states, ids, weights
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -108,33 +110,24 @@ class AttnSide:
         Raises:
             AssertionError: What came back is not what was sent.
         """
-        num_bytes = case.rows * case.hidden_size * 2
-        # One row is for the flags alone, and no cache is too small for it.
-        sets = 1 if case.rows == 1 else max(1, -(-COLD_BYTES // (num_bytes * self._num_layers)))
-        inputs = _rows(case.shape, case.rows, sets * self._num_layers)
-        graphs, result = [], None
-        for number in range(sets):
-            first = number * self._num_layers
-            graph, result = self._capture(case, inputs[first : first + self._num_layers])
-            graphs.append(graph)
+        inputs = self._inputs(case)
+        graphs, result = self._graphs(case, inputs)
         self._serve(case, len(graphs), has_stamps=False)
         times = self._time(case, graphs)
         self._end()
         last = (self._num_steps + len(graphs) - 1) % len(graphs)
-        assert result is not None
         _check(result, inputs[(last + 1) * self._num_layers - 1][0], case)
         return times
 
     def one_ways(self, case: Case) -> tuple[float, float]:
         """Microseconds until the rows lie in the MLP process, and from there until the sum is here.
 
-        Measured with the GPU's clock, read by kernels of one thread in between.
+        Measured with the GPU's clock, read by kernels of one thread in between, in the last step.
         """
         before, after = Stamps(self._num_layers), Stamps(self._num_layers)
-        inputs = _rows(case.shape, case.rows, self._num_layers)
-        graph, _ = self._capture(case, inputs, before, after)
-        self._serve(case, 1, has_stamps=True)
-        self._time(case, [graph])
+        graphs, _ = self._graphs(case, self._inputs(case), before, after)
+        self._serve(case, len(graphs), has_stamps=True)
+        self._time(case, graphs)
         arrived = self._end()
         there = [b - a for a, b in zip(before.read(), arrived, strict=True)]
         back = [b - a for a, b in zip(arrived, after.read(), strict=True)]
@@ -161,27 +154,39 @@ class AttnSide:
 
         return self._time(None, [_graph_of(step(number)) for number in range(sets)])
 
-    def _capture(
+    def _inputs(self, case: Case) -> list[Inputs]:
+        """Of as many steps as are needed for none to find its rows in L2."""
+        num_bytes = case.rows * case.hidden_size * 2
+        # One row is for the flags alone, and no cache is too small for it.
+        sets = 1 if case.rows == 1 else max(1, -(-COLD_BYTES // (num_bytes * self._num_layers)))
+        return _rows(case.shape, case.rows, sets * self._num_layers)
+
+    def _graphs(
         self,
         case: Case,
-        inputs: Sequence[tuple[Tensor, Tensor, Tensor]],
+        inputs: Sequence[Inputs],
         before: Stamps | None = None,
         after: Stamps | None = None,
-    ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    ) -> tuple[list[torch.cuda.CUDAGraph], Tensor]:
+        """One for each step, and where the last layer's sum lies, which is the same in all."""
         slab = self._slab
         assert slab is not None
         results: list[Tensor] = []
 
-        def step() -> None:
-            for layer, rows in enumerate(inputs):
-                if before is not None:
-                    before.put(layer)
-                slab.dispatch(0, layer, *rows, rings=True)
-                results.append(slab.combine(0, case.rows))
-                if after is not None:
-                    after.put(layer)
+        def step(first: int) -> Callable[[], None]:
+            def exchanges() -> None:
+                for layer in range(self._num_layers):
+                    if before is not None:
+                        before.put(layer)
+                    slab.dispatch(0, layer, *inputs[first + layer], rings=True)
+                    results.append(slab.combine(0, case.rows))
+                    if after is not None:
+                        after.put(layer)
 
-        return _graph_of(step), results[-1]
+            return exchanges
+
+        firsts = range(0, len(inputs), self._num_layers)
+        return [_graph_of(step(first)) for first in firsts], results[-1]
 
     def _serve(self, case: Case, num_graphs: int, *, has_stamps: bool) -> None:
         num_steps = num_graphs + self._num_steps
@@ -217,7 +222,7 @@ class AttnSide:
         return Times(median=statistics.median(took), low=took[tenth], high=took[-1 - tenth])
 
 
-def _rows(shape: SlabShape, num_rows: int, number: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _rows(shape: SlabShape, num_rows: int, number: int) -> list[Inputs]:
     """Inputs of so many exchanges; hidden states apart, since they are what fills a cache."""
     generator = torch.Generator(device="cuda").manual_seed(num_rows)
     states = torch.randn(

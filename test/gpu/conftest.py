@@ -34,7 +34,7 @@ import pytest
 from gpu_ahead import Ahead, Key, Setup, Stage
 from gpu_fleet import IS_CPU, say
 from gpu_oracles import Oracles
-from gpu_sanitizer import Sanitizers
+from gpu_sanitizer import Sanitizers, find_tool
 from servers import Zygote, print_tails
 
 from sglang_afd.fleet.mps import private_mps
@@ -171,7 +171,7 @@ def _to_run(items: Sequence[pytest.Item]) -> list[pytest.Function]:
 @pytest.fixture(scope="session")
 def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sanitizers]:
     """Runs of compute-sanitizer, which began with the first test."""
-    with Sanitizers(tmp_path_factory.mktemp("sanitizer")) as sanitizers:
+    with Sanitizers(tmp_path_factory.mktemp("sanitizer"), find_tool()) as sanitizers:
         yield sanitizers
 
 

@@ -25,8 +25,8 @@ phases() {
     cat <<EOF
 kernels 60 $fast: test/gpu/test_cuda_ipc_kernels.py test/gpu/test_full_queue.py
 contract 90 gpu: test/contract
-stress 120 gpu: test/gpu/test_cuda_ipc_stress.py
-sanitizer 150 gpu: test/gpu/test_cuda_ipc_sanitizer.py
+stress 230 gpu and slow: test/gpu/test_cuda_ipc_stress.py
+sanitizer 200 gpu: test/gpu/test_cuda_ipc_sanitizer.py
 covering 270 $fast: test/gpu/test_zygote.py test/gpu/test_covering_set.py
 faults 200 $fast: test/gpu/test_faults.py test/gpu/test_padding.py test/gpu/test_fp8.py test/gpu/test_hidden_states.py
 restart 220 $fast: test/gpu/test_restart.py test/gpu/test_rank_restart.py
@@ -39,7 +39,7 @@ EOF
 others() {
     cat <<EOF
 suite 540 $fast: test/gpu
-queue 60 gpu and slow: test/gpu/test_full_queue.py
+queue 90 gpu and slow: test/gpu/test_full_queue.py
 killrank 150 gpu and slow: test/gpu/test_rank_restart.py
 large 200 gpu and slow: test/gpu/test_launch.py
 EOF

@@ -1,14 +1,21 @@
 """Small exchanges for compute-sanitizer: both sides in one process, and no kernel ever spins.
 
 Each kernel is launched once what it waits for is there, so that the tools, which slow kernels down
-and may run them one after the other, cannot make one wait for the next. `--fault` reads beyond a
-tensor, which memcheck must report.
+and may run them one after the other, cannot make one wait for the next. `--fault read` reads beyond
+a tensor, which memcheck must report; with `--fault race` threads of a block disagree, which
+racecheck must.
+
+Racecheck sees shared memory only, of which the kernels have one word. Whether blocks and processes
+see each other's stores in order is for stress_exchange.py to find out.
 """
 
 from __future__ import annotations
 
+import argparse
+import faulthandler
 import sys
 from collections.abc import Sequence
+from importlib import resources
 
 import torch
 from one_sided import (
@@ -24,7 +31,11 @@ from one_sided import (
 )
 
 from sglang_afd.protocol.messages import Kind
+from sglang_afd.transport.cuda_ipc import driver, kernels
 from sglang_afd.transport.cuda_ipc.layout import WaitPolicy
+
+LIMIT_S = 150.0  # of one run, after which it says where it stands
+WIDE = 1024  # a hidden size whose rows are copied by several warps
 
 
 def check(name: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -35,9 +46,11 @@ def check(name: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
     sys.stdout.write(f"{name}: right\n")
 
 
-def run_case(dtype: str, num_rows: int, num_ranks: int, policy: WaitPolicy) -> None:
+def run_case(
+    dtype: str, num_rows: int, num_ranks: int, policy: WaitPolicy, hidden_size: int = 256
+) -> None:
     """One exchange there and back."""
-    shape = make_shape(dtype)
+    shape = make_shape(dtype, hidden_size=hidden_size)
     ranks = [Rank(shape, weigh, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
     slab, indices = attached_slab(shape, ranks, policy)
     inputs = make_rows(shape, num_rows, seed=num_rows)
@@ -52,7 +65,8 @@ def run_case(dtype: str, num_rows: int, num_ranks: int, policy: WaitPolicy) -> N
     wanted = parts[0].float()
     for part in parts[1:]:
         wanted = wanted + part.float()
-    check(f"{dtype}, {num_rows} rows, {num_ranks} ranks, {policy}", total, wanted.to(total.dtype))
+    name = f"{dtype}, {num_rows} rows of {hidden_size}, {num_ranks} ranks, {policy}"
+    check(name, total, wanted.to(total.dtype))
 
 
 def run_many_members() -> None:
@@ -150,7 +164,7 @@ def run_attached_anew() -> None:
     torch.cuda.synchronize()
 
 
-def run_fault() -> None:
+def run_read_fault() -> None:
     """Reads rows that a tensor does not have."""
     shape = make_shape()
     rank = Rank(shape, lambda states, ids, weights: weigh(states, ids, weights)[:8].clone())
@@ -163,16 +177,36 @@ def run_fault() -> None:
     torch.cuda.synchronize()
 
 
+def run_race_fault() -> None:
+    """A block's threads change the word in which one of them says whether it is the last."""
+    source = resources.files("sglang_afd.transport.cuda_ipc").joinpath("exchange.cu").read_text()
+    before, barrier, after = source.partition("  __syncthreads();\n  return is_last;")
+    assert barrier, "exchange.cu has no such barrier any more; plant another race"
+    changed = f"{before}  if (threadIdx.x) is_last ^= 1;\n{barrier}{after}"
+    definitions = kernels.definitions("bfloat16", torch.cuda.get_device_capability())
+    module = driver.Module(changed, "exchange.cu", 0, definitions)
+    kernels.module = lambda device, dtype: module  # type: ignore[assignment]
+    run_case("bfloat16", 7, 1, WaitPolicy.POLL, WIDE)
+
+
+FAULTS = {"read": run_read_fault, "race": run_race_fault}
+
+
 def main(argv: Sequence[str]) -> int:
     """See the module."""
-    if argv == ["--fault"]:
-        run_fault()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fault", choices=FAULTS)
+    fault = parser.parse_args(argv).fault
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+    if fault is not None:
+        FAULTS[fault]()
         return 0
     for policy in WaitPolicy:
         for num_rows in (1, 7, 64):
             run_case("bfloat16", num_rows, 2, policy)
     for dtype in ("float16", "float32"):
         run_case(dtype, 33, 1, WaitPolicy.POLL)
+    run_case("bfloat16", 33, 2, WaitPolicy.POLL, WIDE)
     run_many_members()
     run_pieces()
     run_padded()

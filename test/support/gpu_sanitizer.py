@@ -7,35 +7,48 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 SCRIPT = Path(__file__).parents[1] / "gpu" / "run_sanitizer.sh"
-RUNS = (("memcheck",), ("racecheck",), ("memcheck", "--fault"))
-TIMEOUT_S = 150.0
+RUNS = (
+    ("memcheck",),
+    ("racecheck",),
+    ("memcheck", "--fault", "read"),
+    ("racecheck", "--fault", "race"),
+)
+TIMEOUT_S = 170.0  # of all runs together; the program says before where it stands
 
 
-def is_installed() -> bool:
-    """Is there a compute-sanitizer?"""
-    usual = Path("/usr/local/cuda/bin/compute-sanitizer")
-    return shutil.which("compute-sanitizer") is not None or usual.exists()
+def find_tool() -> str | None:
+    """Where compute-sanitizer is: on the path, beside nvcc, or where CUDA usually is."""
+    nvcc = shutil.which("nvcc")
+    places = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
+    places += [str(Path(nvcc).resolve().parents[1])] if nvcc else []
+    found = [shutil.which("compute-sanitizer")]
+    found += [shutil.which("compute-sanitizer", path=f"{place}/bin") for place in places if place]
+    return next((tool for tool in found if tool), None)
 
 
 class Sanitizers:
     """All runs at once, from the beginning of a `with` block."""
 
-    def __init__(self, directory: Path) -> None:
-        self._outputs = {run: directory / f"{number}.log" for number, run in enumerate(RUNS)}
+    def __init__(self, directory: Path, tool: str | None) -> None:
+        self._outputs = {run: directory / f"{'-'.join(run)}.log" for run in RUNS}
         self._processes: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
+        self._tool = tool
+        self._deadline_s = time.monotonic() + TIMEOUT_S
 
     def __enter__(self) -> Sanitizers:
-        if is_installed():
+        if self._tool is not None:
+            environment = {"PYTHON": sys.executable, "COMPUTE_SANITIZER": self._tool}
             for run, output in self._outputs.items():
                 with output.open("wb") as file:
                     self._processes[run] = subprocess.Popen(
                         [str(SCRIPT), *run],
-                        env={**os.environ, "PYTHON": sys.executable},
+                        env={**os.environ, **environment},
                         stdout=file,
                         stderr=subprocess.STDOUT,
                         start_new_session=True,
@@ -43,9 +56,12 @@ class Sanitizers:
         return self
 
     def result(self, *run: str) -> tuple[int, str]:
-        """The exit code of a run and what it printed, when it has ended."""
-        self._processes[run].wait(TIMEOUT_S)
-        return self._processes[run].returncode, self._outputs[run].read_text(errors="replace")
+        """The exit code of a run and what it printed, when it has ended or its time is over."""
+        process = self._processes[run]
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, self._deadline_s - time.monotonic()))
+        _end(process)
+        return process.returncode, self._outputs[run].read_text(errors="replace")
 
     def __exit__(
         self,
@@ -54,6 +70,11 @@ class Sanitizers:
         traceback: TracebackType | None,
     ) -> None:
         for process in self._processes.values():
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """With all that it started, which may live on."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,13 +1,17 @@
-"""Two processes that exchange rows as servers do, as fast as they can, and check every value.
+"""Three processes that exchange rows as servers do, as fast as they can, and check every value.
 
-`python stress_exchange.py mlp` serves two ranks and prints their addresses; `python
+`python stress_exchange.py mlp --rank R` serves one of two ranks and prints its address; `python
 stress_exchange.py attn ADDRESS ADDRESS` decodes and prefills, and prints one JSON line for each
 session. What ranks make of rows is arithmetic whose result is known to the last bit.
+
+A rank is a process of its own, as servers are: in one process, streams share the GPU's queues, and
+a rank that waits for rows would hold up the other one, whose reply those rows need.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import random
 import sys
@@ -389,18 +393,15 @@ class ServingRank:
         print(json.dumps(line), flush=True)
 
 
-def serve(num_sessions: int) -> None:
-    """Both ranks, in turns, until so many attention servers have come and gone."""
+def serve(number: int, num_sessions: int) -> None:
+    """One rank, until so many attention servers have come and gone."""
     with tempfile.TemporaryDirectory(prefix="afd-stress-") as directory:
-        ranks = [ServingRank(rank, directory) for rank in range(NUM_RANKS)]
-        for rank in ranks:
-            rank.warm_up()
-        print(json.dumps({"addresses": [rank.hub.address for rank in ranks]}), flush=True)
-        while any(rank.num_left < num_sessions for rank in ranks):
-            for rank in ranks:
-                rank.turn()
-        for rank in ranks:
-            rank.hub.close()
+        rank = ServingRank(number, directory)
+        rank.warm_up()
+        print(json.dumps({"address": rank.hub.address}), flush=True)
+        while rank.num_left < num_sessions:
+            rank.turn()
+        rank.hub.close()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -408,14 +409,19 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("side", choices=["attn", "mlp"])
     parser.add_argument("addresses", nargs="*")
+    parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--exchanges", type=int, default=100_000)
     parser.add_argument("--faulty-exchanges", type=int, default=300)
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds, then stacks are shown")
     options = parser.parse_args(argv)
+    # What hangs, hangs in a call of CUDA's, where no other thread of Python would say so.
+    faulthandler.dump_traceback_later(options.limit, exit=True)
     torch.cuda.set_device(0)
     if options.side == "attn":
         attend(options.addresses, options.exchanges, options.faulty_exchanges)
     else:
-        serve(len(FAULTS) + 1)
+        serve(options.rank, len(FAULTS) + 1)
+    faulthandler.cancel_dump_traceback_later()
     return 0
 
 
