@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 import msgspec
@@ -102,18 +102,29 @@ class RouterConfig:
     def _check_data_plane(self) -> None:
         _check_range("--control-port", self.control_port, 0, 65535)
         if self.data_plane == "relay":
-            for flag, got in (("--control-port", self.control_port), ("--smg-args", self.smg_args)):
-                if got:
-                    raise ConfigError(
-                        f"{flag} got {got}, and means nothing without --data-plane smg: relay "
-                        "processes answer for everything on --port; leave it out"
-                    )
+            self._check_relay()
         elif self.port and self.port == self.control_port:
             raise ConfigError(
                 f"--control-port got {self.control_port}, which is --port; choose another one"
             )
         elif self.port == 65535 and not self.control_port:
             raise ConfigError("--port got 65535, which no port follows; give --control-port")
+
+    def _check_relay(self) -> None:
+        if self.control_port:
+            raise ConfigError(
+                f"--control-port got {self.control_port}, and means nothing without --data-plane "
+                "smg: relay processes answer for everything on --port; leave it out"
+            )
+        if self.smg_args:  # not shown: keys may be among them
+            raise ConfigError(
+                "--smg-args has no effect with --data-plane relay, which runs no smg; leave it "
+                "out, or add --data-plane smg"
+            )
+
+    def for_relay(self) -> RouterConfig:
+        """Without the keys that no relay process asks for: strangers speak to those."""
+        return replace(self, afd_secret=NO_KEY, admin_api_key=NO_KEY)
 
     @property
     def num_relays(self) -> int:

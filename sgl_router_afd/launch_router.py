@@ -44,8 +44,8 @@ CLEANUP_TIMEOUT_S = 1.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT.
 
-    Returns: The exit code: 0 after a signal, 1 when the address cannot be listened on, or what
-        relays cannot be kept running. A mistake on the command line exits with 2 before that.
+    Returns: The exit code: 0 after a signal, 1 when what relays cannot be kept running, 2 for a
+        mistake on the command line, in a file that it names, or an address that cannot be had.
     """
     config = parse_args(argv)
     start_log(config.log_level)
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             runner.run(serve(config))
     except ConfigError as error:
         logger.error("%s", error)
-        return 1
+        return 2
     except ExceptionGroup as group:
         failures, others = group.split((RelayFailed, GatewayFailed))
         if others is not None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from sglang_afd.errors import ConfigError
+from sglang_afd.model_config import read_config
 
 SAMPLE_BYTES = 4096
 NUM_SAMPLES = 16  # of each shard, evenly spaced from its first data byte to its last
@@ -38,27 +39,6 @@ def fingerprint(model_path: str, *, load_format: str, overrides: str) -> str:
     for shard in safetensors_files(model_path):
         _add_shard(digest, shard)
     return digest.hexdigest()
-
-
-def read_config(model_path: str) -> dict[str, object]:
-    """The model's config.json.
-
-    Raises:
-        ConfigError: Not a directory with one, or not JSON.
-    """
-    path = Path(model_path) / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"--model-path {model_path} is not a directory with a config.json; "
-            f"download the model first and give its directory"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path} holds a {type(config).__name__}, expected a JSON object")
-    return config
 
 
 def safetensors_files(model_path: str) -> list[Path]:

@@ -16,10 +16,12 @@ from collections.abc import Sequence
 import aiohttp
 
 from sglang_afd.demo import ensure_embedded_model
-from sglang_afd.errors import AfdError
-from sglang_afd.fleet.chat import CHAT_PATH, chat_body, stream_chat
+from sglang_afd.demo.recipe import Recipe
+from sglang_afd.errors import AfdError, ConfigError
+from sglang_afd.fleet.chat import CHAT_PATH, chat_body, served_model, stream_chat
 from sglang_afd.fleet.config import LaunchConfig, parse_args
 from sglang_afd.fleet.console import Console
+from sglang_afd.fleet.flags import Flags
 from sglang_afd.fleet.gpus import visible_gpus
 from sglang_afd.fleet.memory import MemoryPlan
 from sglang_afd.fleet.memory_report import report_memory
@@ -29,7 +31,9 @@ from sglang_afd.fleet.probe import wait_until_ready
 from sglang_afd.fleet.run import run_fleet
 from sglang_afd.fleet.spares import Spares
 from sglang_afd.fleet.spec import ServerSpec
+from sglang_afd.model_config import require_experts
 from sglang_afd.ports import hold_free_ports, hold_port
+from sglang_afd.topology import ExpertShard
 
 DEMO_PROMPT = "What is the capital of France?"
 
@@ -37,7 +41,8 @@ DEMO_PROMPT = "What is the capital of France?"
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal, or until the prompt is answered.
 
-    Returns: Exit code: 0, 1 after an error, 128 + the signal that came before the answer.
+    Returns: Exit code: 0, 1 after an error, 2 for what cannot work and was not started, 128 + the
+        signal that came before the answer.
     """
     config = parse_args(sys.argv[1:] if argv is None else argv)
     console = Console(quiet=config.quiet)
@@ -45,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return launch(config, console)
     except AfdError as error:
         console.progress(f"error: {error}")
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
 
@@ -56,8 +61,10 @@ def launch(config: LaunchConfig, console: Console) -> int:
         hold_port(config.host, config.port),
         hold_free_ports("127.0.0.1", config.mlp + config.attn + config.spares) as ports,
     ):
-        model_path = config.model_path or ensure_embedded_model()
+        check_experts(config)
         visible = visible_gpus()
+        visible.choose(config.gpus)  # refuses one that is not there
+        model_path = config.model_path or ensure_embedded_model()
         if not visible.list:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
         with on_gpus(config, model_path, visible, console) as gpus:
@@ -66,6 +73,20 @@ def launch(config: LaunchConfig, console: Console) -> int:
             using = use(config, servers, console, spares, gpus.memory)
             code = asyncio.run(run_fleet(servers, using, console, spares=spares))
         return code if config.prompt else 0
+
+
+def check_experts(config: LaunchConfig) -> None:
+    """Refuse what the MLP servers would refuse, once each of them had loaded for a while.
+
+    Raises:
+        ConfigError: The model has no experts, or too few for so many servers.
+    """
+    num_experts = Recipe().num_experts
+    if config.model_path is not None:
+        flags = Flags(argv=(*config.server_args, *config.mlp_args))
+        overrides = flags.text("--json-model-override-args", default="{}")
+        num_experts = require_experts(str(config.model_path), overrides)
+    ExpertShard(rank=config.mlp - 1, ep_size=config.mlp, num_experts=num_experts)
 
 
 async def use(
@@ -81,37 +102,38 @@ async def use(
         await wait_until_ready(servers, session, console)
         spares.open()
         await report_memory(memory, servers, session, console)
+        model = await served_model(session, router_url(config))
         prompt = DEMO_PROMPT if config.demo else config.prompt
         if prompt:
-            await ask(config, prompt, session, console)
+            await ask(config, model, prompt, session, console)
     if config.prompt:
         return
-    console.progress(what_next(config))
+    console.progress(what_next(config, model))
     await asyncio.Event().wait()
 
 
 async def ask(
-    config: LaunchConfig, prompt: str, session: aiohttp.ClientSession, console: Console
+    config: LaunchConfig, model: str, prompt: str, session: aiohttp.ClientSession, console: Console
 ) -> None:
     """Show a prompt and its answer as it streams in."""
     console.progress(f"> {prompt}")
-    body = chat_body(prompt, config.max_tokens)
+    body = chat_body(model, prompt, config.max_tokens)
     async for text in stream_chat(session, router_url(config), body):
         console.answer(text)
     console.answer("\n")
 
 
-def what_next(config: LaunchConfig) -> str:
+def what_next(config: LaunchConfig, model: str) -> str:
     """What one may do while it serves."""
     return (
         f"serving at {router_url(config)} until Ctrl-C; see the servers at "
-        f"{router_own_url(config)}/ in a browser, or try:\n  {curl_line(config)}"
+        f"{router_own_url(config)}/ in a browser, or try:\n  {curl_line(config, model)}"
     )
 
 
-def curl_line(config: LaunchConfig) -> str:
+def curl_line(config: LaunchConfig, model: str) -> str:
     """A command that asks the router something."""
-    body = json.dumps(chat_body(DEMO_PROMPT, config.max_tokens))
+    body = json.dumps(chat_body(model, DEMO_PROMPT, config.max_tokens))
     return shlex.join(
         ["curl", "-N", router_url(config) + CHAT_PATH]
         + ["-H", "Content-Type: application/json", "-d", body]

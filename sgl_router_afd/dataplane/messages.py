@@ -19,6 +19,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     control_path: str  # the Unix socket of the router's own endpoints
 
 
+def setup_of(config: RouterConfig, relay: int, control_path: str) -> Setup:
+    """What this relay process is told first."""
+    return Setup(config=config.for_relay(), relay=relay, control_path=control_path)
+
+
 class ServerRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One attention server; the load is that of `control.policy.Candidate`.
 

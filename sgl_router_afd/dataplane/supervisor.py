@@ -15,10 +15,10 @@ from sgl_router_afd.dataplane.handle import RelayHandle
 from sgl_router_afd.dataplane.messages import (
     MAX_MESSAGE_BYTES,
     BrokeOff,
-    Setup,
     Table,
     Unreachable,
     encode,
+    setup_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Relays:
     ) -> None:
         self._handles = [
             RelayHandle(
-                Setup(config=config, relay=relay, control_path=control_path),
+                setup_of(config, relay, control_path),
                 counters,
                 sockets,
                 on_trouble,

@@ -75,7 +75,10 @@ def extra_flags(config: RouterConfig) -> list[str]:
     try:
         return shlex.split(config.smg_args)
     except ValueError as error:
-        raise ConfigError(f"--smg-args got {config.smg_args!r}: {error}; quote it anew") from error
+        # They are not shown, nor is the cause chained: keys may be among them.
+        raise ConfigError(
+            f"--smg-args has flags that no shell could read: {error}; quote them anew"
+        ) from None
 
 
 def scheme(config: RouterConfig) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,13 +13,64 @@ import msgspec
 from sglang_afd.errors import AfdError
 
 CHAT_PATH = "/v1/chat/completions"
+MODELS_PATH = "/v1/models"
+NO_NAME = "default"  # SGLang's own word for a model that the client does not name
+LIST_S = 30.0  # for a gateway to hear of servers that are ready
+LIST_AGAIN_S = 0.1
 EVENT_PREFIX = b"data:"
 
 
-def chat_body(prompt: str, max_tokens: int) -> dict[str, Any]:
+class _Card(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Card]
+
+
+async def served_model(
+    session: aiohttp.ClientSession, url: str, *, timeout_s: float = LIST_S
+) -> str:
+    """The name that requests give for the model; the first where there are several.
+
+    Args:
+        session: What to ask with.
+        url: Base address of a server or router.
+        timeout_s: How long its list may be empty, or an error.
+    Returns: "default" where the list needs a key; a router without a gateway knows what that means.
+    Raises: AfdError when no model is listed in time.
+    """
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            async with session.get(url + MODELS_PATH) as response:
+                if response.status in (401, 403):
+                    return NO_NAME
+                text = await response.text()
+                said = f"{response.status}: {text}"
+                if response.status == 200 and (cards := _cards(text)):
+                    return cards[0].id
+        except aiohttp.ClientError as error:
+            said = str(error)
+        if time.monotonic() > give_up_s:
+            raise AfdError(
+                f"{url}{MODELS_PATH} lists no model after {timeout_s:g} s, it answered {said}"
+            )
+        await asyncio.sleep(LIST_AGAIN_S)
+
+
+def _cards(text: str) -> list[_Card]:
+    """None where it is something else than a list of models."""
+    try:
+        return msgspec.json.decode(text, type=_Models).data
+    except msgspec.MsgspecError:
+        return []
+
+
+def chat_body(model: str, prompt: str, max_tokens: int) -> dict[str, Any]:
     """The request: one user message, greedy, streamed."""
     return {
-        "model": "default",
+        "model": model,
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": max_tokens,
         "temperature": 0,

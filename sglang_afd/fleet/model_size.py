@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from sglang_afd.errors import ConfigError
-from sglang_afd.fingerprint import read_config, safetensors_files
+from sglang_afd.fingerprint import safetensors_files
 from sglang_afd.fleet.flags import Flags
+from sglang_afd.model_config import EXPERT_COUNT_KEYS, read_config
 from sglang_afd.topology import ExpertShard
 
 ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -31,7 +32,6 @@ CONTEXT_KEYS = (
     "model_max_length",
     "max_position_embeddings",
 )
-EXPERT_COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 DUMMY_ARCHITECTURES = ("Qwen3MoeForCausalLM", "Qwen2MoeForCausalLM")
 _EXPERT = re.compile(r"\.experts\.")
 _LAYER = re.compile(r"\.layers\.(\d+)\.")

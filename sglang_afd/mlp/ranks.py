@@ -13,10 +13,10 @@ from types import FrameType
 from sglang_afd.config import AfdConfig
 from sglang_afd.errors import AfdError, ConfigError
 from sglang_afd.mlp import server
+from sglang_afd.model_config import num_experts_of
 from sglang_afd.process import die_with_parent
 from sglang_afd.topology import ExpertShard
 from sglang_afd.trace.file import place_of_rank
-from sglang_afd.upstream.model_check import num_experts_of
 from sglang_afd.upstream.server_args import ServerArgs
 
 POLL_S = 0.2

@@ -30,6 +30,7 @@ from sglang_afd.mlp.open_exchange import ServesRows, open_exchange
 from sglang_afd.mlp.place import NO_RANK
 from sglang_afd.mlp.private_address import private_ipc_address
 from sglang_afd.mlp.rank_order import make_rank_order
+from sglang_afd.model_config import num_experts_of
 from sglang_afd.protocol import auth
 from sglang_afd.protocol.handshake import Gate, MlpIdentity
 from sglang_afd.protocol.messages import ModelSpec
@@ -41,7 +42,6 @@ from sglang_afd.transport.zmq_follower import ZmqFollower
 from sglang_afd.transport.zmq_handshake import GreetOptions
 from sglang_afd.upstream import gpu_memory
 from sglang_afd.upstream.environment import import_model
-from sglang_afd.upstream.model_check import num_experts_of
 from sglang_afd.upstream.server_args import ServerArgs, model_fingerprint
 from sglang_afd.upstream.versions import check_version
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from sglang_afd.ports import free_ports
 
 pytestmark = pytest.mark.multiproc
 
@@ -275,3 +278,67 @@ def test_a_spare_is_none_for_an_attention_server_and_none_before_all_are_ready(
     assert launcher.process.wait(WAIT_S) == 1
     assert f"error: {victim} was killed by SIGKILL" in launcher.text()
     assert_none_is_left(pids)
+
+
+def refused(*flags: str) -> subprocess.CompletedProcess[str]:
+    """A launch that ends by itself."""
+    command = [sys.executable, "-m", "sglang_afd.launch", "--port", str(free_ports(1)[0]), *flags]
+    environment = os.environ | {"SGLANG_USE_CPU_ENGINE": "1"}
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    config = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 6}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--gpus", "0"], "--gpus names GPU 0; no GPU is visible"),
+        (["--sm-share", "attn=50"], "--sm-share has no effect here: there is no GPU"),
+        (["--host", "no.such.host.invalid"], "no.such.host.invalid:"),
+        (["--mlp", "4"], "rank 3 of --ep-size 4 would own none of the model's 6 experts"),
+        (["--mlp", "7"], "rank 6 of --ep-size 7 would own none of the model's 6 experts"),
+        (
+            ["--mlp", "5", "--", "--json-model-override-args", '{"num_experts": 4}'],
+            "rank 4 of --ep-size 5 would own none of the model's 4 experts",
+        ),
+        (
+            ["--", '--json-model-override-args={"num_experts": 0}'],
+            "is not a mixture-of-experts model",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_2_before_anything_starts(
+    checkpoint: Path, flags: list[str], message: str
+) -> None:
+    ended = refused("--model-path", str(checkpoint), *flags)
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error: ") and message in ended.stderr
+    assert ended.stderr.count("\n") == 1, ended.stderr
+
+
+def test_more_mlp_servers_than_the_embedded_model_has_experts_are_refused_before_it_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    ended = refused("--mlp", "5")
+
+    assert ended.returncode == 2
+    assert "rank 4 of --ep-size 5 would own none of the model's 4 experts" in ended.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_port_that_is_taken_is_refused_with_2(checkpoint: Path) -> None:
+    with socket.create_server(("127.0.0.1", free_ports(1)[0])) as taken:
+        ended = refused("--model-path", str(checkpoint), "--port", str(taken.getsockname()[1]))
+
+    assert ended.returncode == 2
+    assert "cannot be the router's address" in ended.stderr

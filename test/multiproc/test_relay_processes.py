@@ -77,7 +77,7 @@ def test_two_routers_share_a_host_and_a_server_but_never_a_port(raw_server: RawS
         )
 
         assert [ask(router.address, post()).status for router in (one, two)] == [200, 200]
-    assert third.returncode == 1
+    assert third.returncode == 2
     assert f"cannot listen on 127.0.0.1:{one.port}" in third.stderr
 
 

@@ -554,9 +554,10 @@ def test_an_idle_router_ends_at_once_with_an_open_keep_alive_connection(
     [
         (["--attn", "localhost:3000"], 2, "wanted http://host:port"),
         (["--attn", "http://a:1", "--attn", "http://a:1/"], 2, "name http://a:1 twice"),
+        (["--smg-args=--x"], 2, "--smg-args has no effect with --data-plane relay"),
         (["--attn", "http://a:1", "--policy", "best"], 2, "choose one of least_load, prefix"),
-        (["--attn", "http://a:1", "--port", "{taken}"], 1, "choose an address of this host"),
-        (["--attn", "http://a:1", "--host", "no.such.host.invalid"], 1, "cannot listen on no.such"),
+        (["--attn", "http://a:1", "--port", "{taken}"], 2, "choose an address of this host"),
+        (["--attn", "http://a:1", "--host", "no.such.host.invalid"], 2, "cannot listen on no.such"),
     ],
 )
 def test_a_setting_that_cannot_work_ends_the_start_with_one_error(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,15 +140,18 @@ def register(router: RouterProcess, attn: FakeAttn, told: dict[str, Any]) -> dic
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [("{}x", "is damaged or not ours"), (None, "cannot be written: No such file or directory")],
+    ("make", "message"),
+    [
+        (lambda path: path.write_text("{}x"), "is damaged or not ours"),
+        (lambda path: None, "cannot be written: No such file or directory"),
+        (os.mkfifo, "is a named pipe, wanted a file"),
+    ],
 )
 def test_a_state_file_that_cannot_be_used_ends_the_start_with_one_error(
-    tmp_path: Path, content: str | None, message: str
+    tmp_path: Path, make: Callable[[Path], object], message: str
 ) -> None:
-    path = tmp_path / "state" if content else tmp_path / "no" / "such" / "state"
-    if content:
-        path.write_text(content)
+    path = tmp_path / "state" if "No such" not in message else tmp_path / "no" / "such" / "state"
+    make(path)
     command = [sys.executable, "-m", "sgl_router_afd.launch_router", "--port", "0"]
 
     ended = subprocess.run(
@@ -158,7 +162,7 @@ def test_a_state_file_that_cannot_be_used_ends_the_start_with_one_error(
         check=False,
     )
 
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert message in ended.stderr and "Traceback" not in ended.stderr
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sglang_afd.errors import ConfigError
-from sglang_afd.fingerprint import fingerprint, read_config, safetensors_files
+from sglang_afd.fingerprint import fingerprint, safetensors_files
+from sglang_afd.model_config import read_config
 
 DATA_BYTES = 1_000_000
 CONFIG = {

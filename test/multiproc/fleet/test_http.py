@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from sglang_afd.errors import AfdError
-from sglang_afd.fleet.chat import CHAT_PATH, chat_body, stream_chat
+from sglang_afd.fleet.chat import CHAT_PATH, MODELS_PATH, chat_body, served_model, stream_chat
 from sglang_afd.fleet.console import Console
 from sglang_afd.fleet.probe import wait_until_ready
 from sglang_afd.fleet.spec import ServerSpec
@@ -48,7 +48,9 @@ def answering(*events: bytes, http_status: int = 200) -> Handler:
 def ask(handler: Handler) -> str:
     async def run() -> str:
         async with serving(CHAT_PATH, handler) as url, aiohttp.ClientSession() as session:
-            return "".join([text async for text in stream_chat(session, url, chat_body("hi", 4))])
+            return "".join(
+                [text async for text in stream_chat(session, url, chat_body("m", "hi", 4))]
+            )
 
     return asyncio.run(run())
 
@@ -77,6 +79,41 @@ def test_an_answer_arrives_in_pieces() -> None:
 def test_an_answer_that_is_none_is_an_error(handler: Handler, message: str) -> None:
     with pytest.raises(AfdError, match=message):
         ask(handler)
+
+
+def name_of(*answers: tuple[int, str], timeout_s: float = 20.0) -> str:
+    """What the launcher calls the model of a router that answers so, the last again and again."""
+    left = [*answers]
+
+    async def models(_: web.Request) -> web.Response:
+        status, text = left.pop(0) if len(left) > 1 else left[0]
+        return web.Response(status=status, text=text)
+
+    async def run() -> str:
+        async with serving(MODELS_PATH, models) as url, aiohttp.ClientSession() as session:
+            return await served_model(session, url, timeout_s=timeout_s)
+
+    return asyncio.run(run())
+
+
+MODELS = '{"object":"list","data":[{"id":"qwen3","object":"model"},{"id":"other"}]}'
+
+
+def test_the_model_is_called_as_the_router_lists_it_once_it_does() -> None:
+    assert name_of((503, "{}"), (200, '{"data":[]}'), (200, "<html>"), (200, MODELS)) == "qwen3"
+
+
+def test_a_list_that_needs_a_key_leaves_the_model_without_a_name() -> None:
+    assert name_of((401, "no key")) == "default"
+
+
+def test_a_list_that_stays_empty_is_an_error_with_what_was_answered() -> None:
+    with pytest.raises(AfdError, match=r'lists no model after 0 s, it answered 200: {"data":\[\]}'):
+        name_of((200, '{"data":[]}'), timeout_s=0.0)
+
+
+def test_a_request_says_the_name_of_the_model() -> None:
+    assert chat_body("qwen3", "hi", 4)["model"] == "qwen3"
 
 
 def test_the_wait_ends_when_the_server_says_ready() -> None:

@@ -197,8 +197,9 @@ def test_the_router_is_asked_where_its_own_endpoints_are(args: str, port: int) -
 def test_a_fleet_that_serves_says_where_to_look_and_what_to_try() -> None:
     config = parse_args(["--router-args=--data-plane smg", "--port", "30000"])
 
-    said = what_next(config)
+    said = what_next(config, "llama 3")
 
     assert said.startswith("serving at http://127.0.0.1:30000 until Ctrl-C")
     assert "see the servers at http://127.0.0.1:30001/ in a browser" in said
     assert "curl -N http://127.0.0.1:30000/v1/chat/completions" in said
+    assert '"model": "llama 3"' in said

@@ -10,12 +10,12 @@ import pytest
 
 from sglang_afd.config import AfdConfig, Role
 from sglang_afd.errors import ConfigError
+from sglang_afd.model_config import num_experts_of
 from sglang_afd.upstream import cpu_shim
 from sglang_afd.upstream.model_check import (
     TESTED_ARCHITECTURES,
     check_model,
     local_model_path,
-    num_experts_of,
 )
 
 CONFIG = AfdConfig(role=Role.MLP)

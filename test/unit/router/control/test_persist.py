@@ -1,21 +1,23 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sgl_router_afd.control.epochs import Epochs
-from sgl_router_afd.control.persist import Floors, load, save
+from sgl_router_afd.control.persist import Saved, load, save
 from sglang_afd.errors import ConfigError
 
 
 def test_a_first_start_has_no_floors(tmp_path: Path) -> None:
-    assert load(tmp_path / "state.json") == Floors()
+    assert load(tmp_path / "state.json") == Saved()
 
 
 def test_what_was_saved_is_read(tmp_path: Path) -> None:
-    floors = Floors(base=3, groups={"group-1": 7})
+    floors = Saved(base=3, groups={"group-1": 7})
 
     save(tmp_path / "state.json", floors)
 
@@ -24,7 +26,7 @@ def test_what_was_saved_is_read(tmp_path: Path) -> None:
 
 
 def test_the_file_has_golden_bytes(tmp_path: Path) -> None:
-    save(tmp_path / "state.json", Floors(base=3, groups={"group-1": 7}))
+    save(tmp_path / "state.json", Saved(base=3, groups={"group-1": 7}))
 
     text = (tmp_path / "state.json").read_bytes()
 
@@ -35,14 +37,14 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "state.json"
-    save(path, Floors(groups={"group-1": 7}))
+    save(path, Saved(groups={"group-1": 7}))
 
     def fail(source: str, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
-        save(path, Floors(groups={"group-1": 8}))
+        save(path, Saved(groups={"group-1": 8}))
 
     assert load(path).groups == {"group-1": 7}
     assert os.listdir(tmp_path) == ["state.json"]
@@ -70,18 +72,50 @@ def test_a_damaged_file_is_refused_with_a_way_out(tmp_path: Path, text: bytes) -
         load(path)
 
 
+def make_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (os.mkfifo, "a named pipe"),
+        (make_directory, "a directory"),
+        (make_socket, "a socket"),
+        (lambda path: path.symlink_to("/dev/zero"), "a character device"),
+    ],
+)
+@pytest.mark.timeout(20)  # a named pipe that is opened to be read waits for a writer
+def test_what_is_no_file_is_refused_by_its_kind_and_never_opened(
+    tmp_path: Path, make: Callable[[Path], None], kind: str
+) -> None:
+    path = tmp_path / "state"
+    make(path)
+
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+
+    assert str(caught.value) == (
+        f"--state-file {path} is {kind}, wanted a file, or a path at which there is nothing yet; "
+        "give another path"
+    )
+
+
 def test_a_path_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        load(tmp_path)
     with pytest.raises(ConfigError, match="cannot be written: No such file"):
-        save(tmp_path / "none" / "state.json", Floors())
+        save(tmp_path / "none" / "state.json", Saved())
 
 
 def test_an_epoch_that_cannot_be_saved_is_not_in_force() -> None:
-    def fail(floors: Floors) -> None:
+    def fail(saved: Saved) -> None:
         raise ConfigError("the disk is full")
 
-    epochs = Epochs(Floors(groups={"group-1": 7}), fail)
+    epochs = Epochs(Saved(groups={"group-1": 7}), fail)
     with pytest.raises(ConfigError):
         epochs.advance("group-1")
 
@@ -89,8 +123,8 @@ def test_an_epoch_that_cannot_be_saved_is_not_in_force() -> None:
 
 
 def test_a_forgotten_name_begins_above_all_epochs_that_it_had() -> None:
-    saved: list[Floors] = []
-    epochs = Epochs(Floors(groups={"group-1": 7}), saved.append)
+    saved: list[Saved] = []
+    epochs = Epochs(Saved(groups={"group-1": 7}), saved.append)
 
     epochs.forget("group-1")
 
@@ -99,7 +133,7 @@ def test_a_forgotten_name_begins_above_all_epochs_that_it_had() -> None:
 
 
 def test_an_epoch_that_a_server_heard_of_is_never_undercut() -> None:
-    epochs = Epochs(Floors(groups={"group-1": 7}), lambda floors: None)
+    epochs = Epochs(Saved(groups={"group-1": 7}), lambda floors: None)
 
     raised = epochs.raise_to("group-1", 9), epochs.raise_to("group-1", 8)
 
@@ -107,7 +141,7 @@ def test_an_epoch_that_a_server_heard_of_is_never_undercut() -> None:
 
 
 def test_an_epoch_that_no_group_can_have_come_to_is_not_followed() -> None:
-    epochs = Epochs(Floors(groups={"group-1": 7}), lambda floors: None)
+    epochs = Epochs(Saved(groups={"group-1": 7}), lambda floors: None)
 
     raised = epochs.raise_to("group-1", 2**48)
 
@@ -126,7 +160,7 @@ def test_a_file_with_an_epoch_that_no_lease_has_room_for_is_refused(
 
 
 def test_an_epoch_of_a_name_that_was_forgotten_does_not_come_back() -> None:
-    epochs = Epochs(Floors(base=9), lambda floors: None)
+    epochs = Epochs(Saved(base=9), lambda floors: None)
 
     epochs.raise_to("group-1", 8)
 
