@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from step import models
-from step.cases import Setup, check_divides, parse_cases
+from step.cases import FIRST_BLOCK_S, Setup, check_divides, parse_cases
 
 BFLOAT16_BOUND = 0.05  # of logits, see step/logits.py
+# What makes two deployments differ; all else is of both sides, or of the whole run.
+OF_VARIANT = frozenset(
+    {
+        *("cases", "attn", "mlp", "micro_batches", "rounds", "wait_policy", "dispatch_dtype"),
+        *("sm_share", "no_mps", "attn_flags", "mlp_flags", "also"),
+    }
+)
 
 
-def parse(argv: Sequence[str], description: str) -> argparse.Namespace:
-    """Read the command line; the shape's own settings fill what was not given."""
+def parse(argv: Sequence[str], description: str) -> list[argparse.Namespace]:
+    """Read the command line: as it is, and as each `--also` changes it.
+
+    The shape's own settings fill what was not given.
+    """
+    parser = _parser(description)
+    first = _parse(parser, argv)
+    others = []
+    for changes in first.also:
+        other = _parse(parser, [*argv, *shlex.split(changes)])
+        odd = [name for name, value in vars(first).items() if vars(other)[name] != value]
+        if odd := sorted(set(odd) - OF_VARIANT):
+            flags = ", ".join("--" + name.replace("_", "-") for name in odd)
+            parser.error(f"--also {changes!r}: {flags} is of both sides; start another run for it")
+        others.append(other)
+    return [first, *others]
+
+
+def _parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -34,6 +59,7 @@ def parse(argv: Sequence[str], description: str) -> argparse.Namespace:
     add("--wait-policy", choices=("auto", "poll", "memop"), default="auto")
     add("--attention-backend", default="", help="Default: fa3; torch_native on a CPU.")
     add("--moe-runner-backend", default="", help="Of both sides; default: the shape's own.")
+    add("--dispatch-dtype", choices=("auto", "fp8"), default="auto", help="Of rows on their way.")
     add("--sm-share", default="", metavar="A,M", help="Percent of the SMs for each role; no limit.")
     add("--no-mps", action="store_true", help="Split roles without an MPS daemon.")
     add("--context", choices=("cached", "prefilled"), default="cached")
@@ -41,10 +67,28 @@ def parse(argv: Sequence[str], description: str) -> argparse.Namespace:
     add("--logits-bound", type=float, default=0.0, help="Default: the shape's own.")
     for side in ("colocated", "attn", "mlp"):
         add(f"--{side}-flags", default="", help="More of its flags, in one string.")
-    add("--block-timeout", type=float, default=150.0, help="Seconds of a block, loading included.")
-    add("--time-limit", type=float, default=0.0, help="Start no pair of blocks that ends later.")
+    add(
+        "--also",
+        action="append",
+        default=[],
+        metavar="FLAGS",
+        help="One more deployment, against the same blocks of stock SGLang: what is different, in "
+        "one string, e.g. '--attn 2 --rounds off'. Any number of times.",
+    )
+    add(
+        "--block-timeout",
+        type=float,
+        default=150.0,
+        help="Seconds of a block, loading included; the first of each kind may take "
+        f"{FIRST_BLOCK_S:g} more, for compiling kernels.",
+    )
+    add("--time-limit", type=float, default=0.0, help="Start no turn of blocks that ends later.")
     add("--commit", default="", help="Where the working tree has no repository.")
     add("--out", type=Path, help="Append the lines to this file.")
+    return parser
+
+
+def _parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     try:
         args.cases = parse_cases(args.cases or models.MODELS[args.model].cases)
@@ -70,16 +114,20 @@ def _fill_defaults(args: argparse.Namespace) -> None:
     args.moe_runner_backend = args.moe_runner_backend or model.moe_runner_backend
 
 
-def setup_of(args: argparse.Namespace, directory: Path) -> Setup:
-    """What the blocks need to know; the shape's files are written into `directory`."""
-    path = args.model_path or str(
+def model_of(args: argparse.Namespace, directory: Path) -> str:
+    """Where the model is; the shape's files are written into `directory`."""
+    return args.model_path or str(
         models.write_model(
             directory / "model", args.model, num_layers=args.layers, dtype=args.dtype
         )
     )
+
+
+def setup_of(args: argparse.Namespace, model_path: str) -> Setup:
+    """What the blocks of one deployment need to know."""
     return Setup(
         model=args.model_path or args.model,
-        model_path=path,
+        model_path=model_path,
         is_dummy=not args.model_path,
         device=args.device,
         dtype=args.dtype,
@@ -90,13 +138,19 @@ def setup_of(args: argparse.Namespace, directory: Path) -> Setup:
         wait_policy=args.wait_policy,
         attention_backend=args.attention_backend,
         moe_runner_backend=args.moe_runner_backend,
+        dispatch_dtype=args.dispatch_dtype,
         sm_share=args.sm_share,
         with_mps=not args.no_mps,
         context_kind=args.context,
         steps=args.steps,
         warm_steps=1 if args.quick else 4,
-        profile_steps=3 if args.profile else 0,
+        profile_steps=_profile_steps(args),
         colocated_flags=tuple(args.colocated_flags.split()),
         attn_flags=tuple(args.attn_flags.split()),
         mlp_flags=tuple(args.mlp_flags.split()),
     )
+
+
+def _profile_steps(args: argparse.Namespace) -> int:
+    # Several servers are out of step with each other in their first one.
+    return 0 if not args.profile else 3 if args.attn == 1 else 8

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MARGIN_TOKENS = 16  # of each sequence, beyond its context and the steps
-PROBE_PROMPTS, PROBE_TOKENS, PROBE_STEPS = 8, 64, 2  # whose logits are compared
+PROBE_TOKENS, PROBE_STEPS = 32, 2  # of the prompts whose logits are compared, and decoded after
+PROBED_ROWS = 16  # of a batch at most; logits of a whole one are hundreds of megabytes
+FIRST_BLOCK_S = 250.0  # FlashInfer and DeepGEMM compile for minutes on a fresh machine
 PREFILLED_TAIL = 16  # tokens that are really prefilled behind a context of random keys and values
 
 
@@ -39,6 +41,7 @@ class Setup:
     wait_policy: str  # as --afd-wait-policy
     attention_backend: str
     moe_runner_backend: str
+    dispatch_dtype: str  # as --afd-dispatch-dtype
     sm_share: str  # percent for attention and experts, with a comma between; "" for none
     with_mps: bool
     context_kind: str  # cached or prefilled
@@ -53,6 +56,56 @@ class Setup:
     def steps_of_case(self) -> int:
         """How far a sequence grows: warm-up, timed steps, one for the routing, the profile."""
         return self.warm_steps + 2 * self.steps + 2 + 2 * self.profile_steps
+
+    @property
+    def label(self) -> str:
+        """What tells this deployment from others of the same run, for people."""
+        parts = [f"{self.num_attn}+{self.num_mlp}"]
+        parts += [f"{self.micro_batches} micro-batches"] if self.micro_batches != "1" else []
+        parts += ["rounds off"] if self.rounds == "off" else []
+        parts += [f"{self.dispatch_dtype} rows"] if self.dispatch_dtype != "auto" else []
+        parts += [self.wait_policy] if self.wait_policy != "auto" else []
+        parts += [f"SMs {self.sm_share}"] if self.sm_share else []
+        parts += [] if self.with_mps else ["no MPS"]
+        return ", ".join([*parts, *self.attn_flags, *self.mlp_flags])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One deployment of split roles, and what it is measured with."""
+
+    setup: Setup
+    cases: Sequence[Case]
+
+    @property
+    def probe_rows(self) -> int:
+        """Sequences of each server whose logits are compared: a full bucket of a timed graph.
+
+        Of fewer a step in micro-batches would not be cut.
+        """
+        return min(case.batch for case in self.cases) // self.setup.num_attn
+
+
+def cases_of(variants: Sequence[Variant]) -> list[Case]:
+    """Those of all variants, each once: what the colocated side runs."""
+    return list(dict.fromkeys(case for variant in variants for case in variant.cases))
+
+
+def probe_sizes(variants: Sequence[Variant]) -> list[int]:
+    """Batches in which the colocated side computes the logits that others are compared with.
+
+    Of each size that a server has, and of half of it: what differs between the two is rounding.
+    """
+    sizes = {variant.probe_rows for variant in variants}
+    return sorted(sizes | {max(1, size // 2) for size in sizes})
+
+
+def probed_rows(num_rows: int) -> list[int]:
+    """Which rows of a batch have their logits compared, evenly over it.
+
+    Of two batches one of which is half of the other, every second row is in both.
+    """
+    return list(range(0, num_rows, max(1, num_rows // PROBED_ROWS)))[:PROBED_ROWS]
 
 
 def parse_cases(text: str) -> list[Case]:
@@ -87,10 +140,11 @@ def check_divides(cases: Sequence[Case], num_attn: int) -> None:
             raise ValueError(f"the batch of {case.name} does not divide by {num_attn} servers")
 
 
-def pool_tokens(cases: Sequence[Case], steps_of_case: int, num_servers: int) -> int:
+def pool_tokens(
+    cases: Sequence[Case], steps_of_case: int, num_servers: int, probe_rows: int
+) -> int:
     """Tokens that the key-value pool of each of `num_servers` must hold."""
     most = max(
         case.batch // num_servers * (case.context + steps_of_case + MARGIN_TOKENS) for case in cases
     )
-    probe = PROBE_PROMPTS * (PROBE_TOKENS + PROBE_STEPS + MARGIN_TOKENS)
-    return max(most, probe)
+    return max(most, probe_rows * (PROBE_TOKENS + PROBE_STEPS + MARGIN_TOKENS))

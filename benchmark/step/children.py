@@ -79,43 +79,66 @@ def _obey(
         check: Raises when what was done is worthless.
         close: Called at the end.
     """
+    recorder = _Recorder()
     while True:
         try:
             order = channel.receive()
         except ChannelClosed:
             return 1
-        match order["do"]:
-            case "probe":
-                import numpy as np
-
-                np.save(order["file"], decoder.probe())
-                answer: Message = {}
-            case "prepare":
-                decoder.prepare(
-                    first_row=order["first_row"],
-                    num_rows=order["num_rows"],
-                    context=order["context"],
-                    is_cached=order["is_cached"],
-                )
-                answer = {}
-            case "decode":
-                wall, device = decoder.decode(warm=order["warm"], steps=order["steps"])
-                answer = {"step_ms": wall, "device_ms": device}
-                answer["stream_ms"] = decoder.decode_stream(order["steps"])
-            case "touched":
-                answer = {"touched": decoder.touched()}
-            case "profile":
-                with KernelTimes() as times:
-                    decoder.decode_plain(order["steps"])
-                answer = {"kernels": times.events}
-            case "end":
-                close()
-                channel.send({"is": "end"})
-                return 0
-            case _:
-                raise ValueError(f"unknown order {order}")
+        if order["do"] == "end":
+            close()
+            channel.send({"is": "end"})
+            return 0
+        answer = recorder.answer(order) or _decoded(decoder, order)
         check()
         channel.send({"is": order["do"]} | answer)
+
+
+def _decoded(decoder: Decoder, order: Message) -> Message:
+    match order["do"]:
+        case "probe":
+            import numpy as np
+
+            np.save(order["file"], decoder.probe(order["num_rows"]))
+            return {}
+        case "prepare":
+            decoder.prepare(
+                first_row=order["first_row"],
+                num_rows=order["num_rows"],
+                context=order["context"],
+                is_cached=order["is_cached"],
+            )
+            return {}
+        case "decode":
+            wall, device = decoder.decode(warm=order["warm"], steps=order["steps"])
+            times = {"step_ms": wall, "device_ms": device}
+            return times | {"stream_ms": decoder.decode_stream(order["steps"])}
+        case "touched":
+            return {"touched": decoder.touched()}
+        case "profile":
+            decoder.decode_plain(order["steps"])
+            return {}
+    raise ValueError(f"unknown order {order}")
+
+
+class _Recorder:
+    """Records this process's kernels between two orders."""
+
+    def __init__(self) -> None:
+        self._times: KernelTimes | None = None
+
+    def answer(self, order: Message) -> Message | None:
+        """Do what a recorder does; None for other orders."""
+        match order["do"]:
+            case "record":
+                self._times = KernelTimes()
+                self._times.__enter__()
+                return {"is": "record"}
+            case "recorded":
+                assert self._times is not None, "nothing is being recorded"
+                self._times.__exit__()
+                return {"is": "recorded", "kernels": self._times.events}
+        return None
 
 
 def _mlp(command: dict[str, Any], channel: Channel) -> int:
@@ -127,17 +150,12 @@ def _mlp(command: dict[str, Any], channel: Channel) -> int:
 
 
 def _record(channel: Channel) -> None:
-    times: KernelTimes | None = None
+    recorder = _Recorder()
     while True:
         try:
             order = channel.receive()
         except ChannelClosed:
             return  # the benchmark is gone, and the zygote ends this process
-        if order["do"] == "record":
-            times = KernelTimes()
-            times.__enter__()
-            channel.send({"is": "record"})
-        elif order["do"] == "recorded":
-            assert times is not None, "nothing is being recorded"
-            times.__exit__()
-            channel.send({"is": "recorded", "kernels": times.events})
+        answer = recorder.answer(order)
+        if answer is not None:
+            channel.send(answer)

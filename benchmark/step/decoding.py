@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from step.cases import PREFILLED_TAIL, PROBE_PROMPTS, PROBE_STEPS, PROBE_TOKENS
+from step.cases import PREFILLED_TAIL, PROBE_STEPS, PROBE_TOKENS, probed_rows
+from step.one_ahead import OneAhead
 from step.routing import Routing
 
 CHUNK_ROWS = 1024  # of one prefill
@@ -97,10 +98,8 @@ class Decoder:
         return wall, device
 
     def decode_plain(self, steps: int) -> None:
-        """Decode steps that nobody times, one after the other."""
-        for number in range(steps):
-            self._step(is_last=number == steps - 1)
-        self._bench.synchronize()
+        """Decode steps that nobody times."""
+        self._launch_ahead(steps)
 
     def decode_stream(self, steps: int) -> float:
         """Milliseconds of a step when each is launched while the one before runs.
@@ -109,13 +108,8 @@ class Decoder:
         does not count, for which the device has nothing to do until it is launched.
         """
         self._bench.synchronize()
-        self._step(is_last=False)
-        began = self._mark()
-        for number in range(steps):
-            self._step(is_last=number == steps - 1)
-        ended = self._mark()
-        self._bench.synchronize()
-        return _milliseconds(began, ended) / steps
+        marks = self._launch_ahead(1 + steps)
+        return _milliseconds(marks[0], marks[-1]) / steps
 
     def touched(self) -> list[list[int]]:
         """One more step, without graphs: the experts that got a row, layer by layer."""
@@ -127,20 +121,35 @@ class Decoder:
             self._runner.decode_cuda_graph_runner = graphs
         return routing.touched()
 
-    def probe(self) -> np.ndarray[Any, Any]:
-        """Next-token logits of prompts and of teacher-forced decode steps: [rows, vocabulary]."""
+    def probe(self, num_rows: int) -> np.ndarray[Any, Any]:
+        """Next-token logits of prompts and of teacher-forced decode steps.
+
+        A prompt and what follows it depend on its row only, not on how many there are.
+
+        Args:
+            num_rows: Prompts, which decode as one batch.
+
+        Returns: [1 + PROBE_STEPS, rows, vocabulary], of `probed_rows(num_rows)`.
+        """
         self._bench.clear()
         self._batch = None
         prompts = [
-            _prompt(10_000_000 + row, PROBE_TOKENS, self._vocabulary)
-            for row in range(PROBE_PROMPTS)
+            _prompt(10_000_000 + row, PROBE_TOKENS + PROBE_STEPS, self._vocabulary)
+            for row in range(num_rows)
         ]
-        found = [self._extend(prompts, 0, is_first=True)]
-        forced = np.random.default_rng(7).integers(2, self._vocabulary, (PROBE_STEPS, len(prompts)))
-        for number, tokens in enumerate(forced):
+        chunk = max(1, CHUNK_ROWS // PROBE_TOKENS)
+        prefilled = []
+        for start in range(0, num_rows, chunk):
+            part = [prompt[:PROBE_TOKENS] for prompt in prompts[start : start + chunk]]
+            prefilled.append(self._extend(part, 0, is_first=start == 0))
+        rows = probed_rows(num_rows)
+        found = [torch.cat(prefilled)[rows].float().cpu().numpy()]
+        for number in range(PROBE_STEPS):
+            tokens = [prompt[PROBE_TOKENS + number] for prompt in prompts]
             self._tokens = torch.tensor(tokens, device=self._runner.device)
-            found.append(self._step(is_last=number == PROBE_STEPS - 1))
-        return np.concatenate([logits.float().cpu().numpy() for logits in found])
+            logits = self._step(is_last=number == PROBE_STEPS - 1)
+            found.append(logits[rows].float().cpu().numpy())
+        return np.stack(found)
 
     def _extend(self, prompts: list[array[int]], cached: int, *, is_first: bool) -> Any:
         requests = [self._request(prompt, cached) for prompt in prompts]
@@ -179,6 +188,18 @@ class Decoder:
         for buffer in (*pool.k_buffer, *pool.v_buffer):
             buffer.uniform_(-POOL_LIMIT, POOL_LIMIT)
         self._has_random_pool = True
+
+    def _launch_ahead(self, steps: int) -> list[Any]:
+        """Marks of the ends of steps that are over when this returns."""
+        ahead = OneAhead()
+        marks = []
+        for number in range(steps):
+            self._step(is_last=number == steps - 1)
+            marks.append(self._mark())
+            if self._runner.device == "cuda":
+                ahead.launched(marks[-1])
+        self._bench.synchronize()
+        return marks
 
     def _timed_step(self, is_last: bool) -> tuple[float, float | None]:
         self._bench.synchronize()

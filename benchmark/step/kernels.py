@@ -18,7 +18,10 @@ _GROUPS = (
     ("push", r"afd_push"),
     ("exchange_other", r"afd_"),
     ("routing", r"topk_?gating|topk_softmax|topk_sigmoid|grouped_topk|moe_fused_gate"),
-    ("moe", r"moe|m_?grouped|GemmType\)[1-9]|act_and_mul|silu|swiglu|ep_scatter|ep_gather"),
+    (
+        "moe",
+        r"moe|m_?grouped|GemmType\)[1-9]|act_and_mul|silu|swiglu|ep_scatter|ep_gather|post_reorder|tma_align",
+    ),
     ("attention", r"flash(?!infer)|fmha|attention|attn|_fwd_|BatchDecode|BatchPrefill|splitkv"),
 )
 GROUPS = (*(name for name, _ in _GROUPS), "rest")
@@ -60,6 +63,16 @@ def slowest(kernels: Sequence[Kernel], steps: int, number: int = 12) -> list[dic
     ]
 
 
+def units(kernels: Sequence[Kernel]) -> int:
+    """Expert runs of a layer that an MLP server launched."""
+    return sum(group_of(name) == "plan" for name, _, _ in kernels)
+
+
+def experts_ms(mlp: Mapping[str, float]) -> float:
+    """What an MLP server computes in a step, by `times_of` it: all but exchange and waiting."""
+    return round(mlp["moe"] + mlp["routing"] + mlp["attention"] + mlp["rest"], 4)
+
+
 def difference(
     colocated: Mapping[str, float], attn: Mapping[str, float], mlp: Mapping[str, float]
 ) -> dict[str, float]:
@@ -75,7 +88,7 @@ def difference(
         `rest` are how much longer the same work takes, for fewer SMs and lost fusion; `launch_gaps`
         how much longer nothing runs. Together they are `total`.
     """
-    work = mlp["pull"] + mlp["push"] + mlp["moe"] + mlp["routing"] + mlp["attention"] + mlp["rest"]
+    work = mlp["pull"] + mlp["push"] + experts_ms(mlp)
     parts = {
         "exchange": sum(attn[name] + mlp[name] for name in _MOVES),
         "handover": attn["wait"] - work - mlp["sum"] - mlp["dispatch"] - mlp["exchange_other"],

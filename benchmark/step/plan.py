@@ -4,33 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from step.cases import Case, Setup
+from step.cases import Case, Setup, Variant, cases_of
 
 # Seconds, as seen on one H200 with the 30B shape; rough, for deciding what fits.
-_IMPORT_S = 25.0
-_FIRST_KERNELS_S = 35.0  # of a fresh machine: kernels are compiled or loaded once
-_BLOCK_S = {"colocated": 9.0, "afd": 18.0}  # start, weights, graphs, end
-_CASE_S = 1.5  # prefill of the tail, routing
+_IMPORT_S = 38.0
+_FIRST_KERNELS_S = 50.0  # of a fresh machine: kernels are compiled or loaded once
+_BLOCK_S = {"colocated": 5.0, "afd": 8.0}  # start, weights, graphs, end
+_CASE_S = 0.5  # prefill of the tail, routing
 _STEP_S = 0.025
-_PROFILE_S = 5.0
+_PROFILE_S = 1.5
 
 
-def estimate_s(setup: Setup, cases: Sequence[Case], blocks: int) -> float:
+def estimate_s(variants: Sequence[Variant], blocks: int) -> float:
     """Of the whole run on a GPU."""
-    steps = setup.warm_steps + setup.steps
-    of_cases = len(cases) * (_CASE_S + steps * _STEP_S)
-    profiles = 2 * len(cases) * _PROFILE_S if setup.profile_steps else 0.0
-    pair = sum(_BLOCK_S.values()) + 2 * of_cases
-    return _IMPORT_S + _FIRST_KERNELS_S + blocks * pair + profiles
+    stock = _block_s("colocated", variants[0].setup, cases_of(variants))
+    split = [_block_s("afd", variant.setup, variant.cases) for variant in variants]
+    turn_s = stock + sum(split)
+    profiled = len(cases_of(variants)) + sum(len(variant.cases) for variant in variants)
+    profiles_s = profiled * _PROFILE_S if variants[0].setup.profile_steps else 0.0
+    return _IMPORT_S + _FIRST_KERNELS_S + blocks * turn_s + profiles_s
 
 
-def describe(setup: Setup, cases: Sequence[Case], blocks: int) -> str:
+def _block_s(side: str, setup: Setup, cases: Sequence[Case]) -> float:
+    steps = setup.warm_steps + 2 * setup.steps
+    return _BLOCK_S[side] + len(cases) * (_CASE_S + steps * _STEP_S)
+
+
+def describe(variants: Sequence[Variant], blocks: int) -> str:
     """For people."""
-    names = ", ".join(case.name for case in cases)
+    setup = variants[0].setup
+    sides = "; ".join(
+        f"{variant.setup.label} ({', '.join(case.name for case in variant.cases)})"
+        for variant in variants
+    )
     text = (
-        f"plan: {blocks} x (stock SGLang, then {setup.num_attn} attention and {setup.num_mlp} MLP) "
-        f"of {setup.model} on {setup.device}; cases {names}; {setup.steps} steps each"
+        f"plan: {blocks} x (stock SGLang, then attention + MLP servers: {sides}) "
+        f"of {setup.model} on {setup.device}; {setup.steps} steps each"
     )
     if setup.device == "cpu":
         return text
-    return text + f"; about {estimate_s(setup, cases, blocks):.0f} s"
+    return text + f"; about {estimate_s(variants, blocks):.0f} s"

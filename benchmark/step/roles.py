@@ -4,39 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from step.cases import PROBE_PROMPTS, Case, Setup, pool_tokens
+from step.cases import Case, Setup, Variant, cases_of, pool_tokens, probe_sizes
 
 # Above what any role takes beside its key-value cache, which --max-total-tokens sizes.
 _MEMORY_FRACTION = "0.88"
 
 
-def colocated(setup: Setup, cases: Sequence[Case], port: int) -> list[str]:
-    """Stock SGLang."""
-    return [*_decoding(setup, cases, 1, port), *_experts(setup), *setup.colocated_flags]
+def colocated(variants: Sequence[Variant], port: int) -> list[str]:
+    """Stock SGLang, for the cases of all variants."""
+    setup, cases = variants[0].setup, cases_of(variants)
+    steps = max(variant.setup.steps_of_case for variant in variants)
+    probed = probe_sizes(variants)
+    batches = sorted({*(case.batch for case in cases), *probed})
+    tokens = pool_tokens(cases, steps, 1, probed[-1])
+    return [
+        *_common(setup, port),
+        *_decoding(setup, batches, tokens),
+        *_experts(setup),
+        *setup.colocated_flags,
+    ]
 
 
-def attention(setup: Setup, cases: Sequence[Case], port: int, mlp_url: str) -> list[str]:
+def attention(variant: Variant, port: int, mlp_url: str) -> list[str]:
     """One of the attention servers."""
+    setup, cases = variant.setup, variant.cases
+    batches = sorted({case.batch // setup.num_attn for case in cases})
+    tokens = pool_tokens(cases, setup.steps_of_case, setup.num_attn, variant.probe_rows)
     return [
         *("--role", "attn", "--afd-mlp", mlp_url, "--afd-wait-policy", setup.wait_policy),
         *("--afd-max-mlp-ranks", str(setup.num_mlp)),
         *("--afd-num-micro-batches", setup.micro_batches, "--afd-attach-timeout", "600"),
-        *_decoding(setup, cases, setup.num_attn, port),
+        *("--afd-dispatch-dtype", setup.dispatch_dtype),
+        *_common(setup, port),
+        *_decoding(setup, batches, tokens),
         *setup.attn_flags,
     ]
 
 
-def mlp(
-    setup: Setup, cases: Sequence[Case], port: int, *, rank: int, leader_url: str, listen: str
-) -> list[str]:
+def mlp(variant: Variant, port: int, *, rank: int, leader_url: str, listen: str) -> list[str]:
     """One rank of the MLP servers."""
+    setup = variant.setup
     return [
         *("--role", "mlp", "--ep-size", str(setup.num_mlp), "--afd-ep-rank", str(rank)),
         *("--afd-listen", listen, "--afd-wait-policy", setup.wait_policy),
+        *("--afd-dispatch-dtype", setup.dispatch_dtype),
         *(("--afd-leader", leader_url) if rank else ()),
         *_common(setup, port),
         *_experts(setup),
-        *_unit_graphs(setup, cases),
+        *_unit_graphs(setup, variant.cases),
         *setup.mlp_flags,
     ]
 
@@ -77,15 +92,12 @@ def unit_rows(setup: Setup, cases: Sequence[Case]) -> list[int]:
     )
 
 
-def _decoding(setup: Setup, cases: Sequence[Case], num_servers: int, port: int) -> list[str]:
-    batches = sorted({case.batch // num_servers for case in cases})
-    tokens = pool_tokens(cases, setup.steps_of_case, num_servers)
+def _decoding(setup: Setup, batches: Sequence[int], tokens: int) -> list[str]:
     flags = [
-        *_common(setup, port),
         *("--attention-backend", setup.attention_backend),
         *("--sampling-backend", "pytorch"),
         *("--max-total-tokens", str(tokens)),
-        *("--max-running-requests", str(max(*batches, PROBE_PROMPTS) + 1)),
+        *("--max-running-requests", str(batches[-1] + 1)),
         *("--mem-fraction-static", _MEMORY_FRACTION),
         "--disable-radix-cache",
     ]

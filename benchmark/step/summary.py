@@ -94,6 +94,8 @@ def line_of(
     touched = {"colocated": touched_share(colocated, num_experts)}
     touched["afd"] = touched_share(afd, num_experts)
     reasons = _reasons(touched, logits)
+    peer_ms = _peer_medians(afd)
+    peer_tokens_per_s = [case.batch / len(peer_ms) / ms * 1e3 for ms in peer_ms]
     return {
         "case": case.name,
         "batch": case.batch,
@@ -111,11 +113,10 @@ def line_of(
         "afd_stream_ms": _stream_ms(afd),
         "stream_ratio": _round(_stream_ms(afd) / _stream_ms(colocated)),
         "colocated_tokens_per_s": _round(case.batch / colocated_ms * 1e3),
-        "afd_tokens_per_s": _round(case.batch / afd_ms * 1e3),
-        "afd_peer_ms": _peer_medians(afd),
-        "afd_peer_tokens_per_s": [
-            _round(case.batch / len(afd[0].peers) / ms * 1e3) for ms in _peer_medians(afd)
-        ],
+        "afd_tokens_per_s": _round(sum(peer_tokens_per_s)),
+        "tokens_per_s_ratio": _round(sum(peer_tokens_per_s) / case.batch * colocated_ms / 1e3),
+        "afd_peer_ms": peer_ms,
+        "afd_peer_tokens_per_s": [_round(tokens) for tokens in peer_tokens_per_s],
         "experts_touched": {side: _shown(share) for side, share in touched.items()},
         "mlp": _mean_counts(afd),
         "logits": logits,

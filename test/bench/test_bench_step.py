@@ -33,6 +33,21 @@ def _run(directory: Path, *flags: str, **env: str) -> tuple[int, list[dict[str, 
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
+def test_it_runs_where_nothing_was_installed(tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--help"],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.timeout(300)
 def test_both_sides_decode_in_turn_with_equal_logits(short_directory: Path, tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
@@ -63,13 +78,20 @@ def test_other_weights_on_one_side_make_every_line_invalid(short_directory: Path
 
 
 @pytest.mark.timeout(300)
-def test_several_servers_share_a_batch_and_end_without_a_failure(short_directory: Path) -> None:
-    code, lines, log = _run(short_directory, "--blocks", "1", "--attn", "2", "--mlp", "2")
+def test_several_servers_share_a_batch_with_rounds_and_without(short_directory: Path) -> None:
+    flags = ["--blocks", "1", "--attn", "2", "--mlp", "2", "--also", "--rounds off"]
+
+    code, lines, log = _run(short_directory, *flags)
 
     assert code == 0, log[-4000:]
-    assert len(lines[0]["afd_peer_ms"]) == 2
-    assert lines[0]["failures"] == []
-    assert lines[0]["mlp"]["decode_run_peers_per_step"] == 2 * NUM_LAYERS
+    assert [line["rounds"] for line in lines] == ["on", "off"]
+    assert lines[0]["colocated_spread"] == lines[1]["colocated_spread"]
+    for line in lines:
+        assert line["failures"] == []
+        assert len(line["afd_peer_ms"]) == 2
+        assert line["logits"]["median_relative_of_servers"] == pytest.approx([0, 0], abs=1e-4)
+        assert line["mlp"]["decode_run_peers_per_step"] == 2 * NUM_LAYERS
+    assert lines[1]["mlp"]["peers_per_decode_run"] == 1.0
 
 
 @pytest.mark.timeout(300)

@@ -11,8 +11,19 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmark"))
 
-from step import kernels, logits, models, plan, summary
-from step.cases import Case, Setup, check_divides, parse_cases, pool_tokens
+from step import arguments, kernels, logits, models, plan, roles, summary
+from step.cases import (
+    Case,
+    Setup,
+    Variant,
+    cases_of,
+    check_divides,
+    parse_cases,
+    pool_tokens,
+    probe_sizes,
+    probed_rows,
+)
+from step.one_ahead import OneAhead
 from step.roles import unit_rows
 
 CASE = Case(batch=64, context=1024)
@@ -30,6 +41,7 @@ def _setup(**changes: object) -> Setup:
         "micro_batches": "1",
         "rounds": "on",
         "wait_policy": "auto",
+        "dispatch_dtype": "auto",
         "attention_backend": "fa3",
         "moe_runner_backend": "",
         "sm_share": "",
@@ -78,7 +90,7 @@ def test_a_batch_that_servers_cannot_share_evenly_is_refused() -> None:
 
 
 def test_a_pool_holds_the_largest_case_with_its_steps() -> None:
-    tokens = pool_tokens([CASE, Case(batch=128, context=2048)], 25, 2)
+    tokens = pool_tokens([CASE, Case(batch=128, context=2048)], 25, 2, 32)
 
     assert tokens == 64 * (2048 + 25 + 16)
 
@@ -103,7 +115,8 @@ def test_the_step_time_is_the_median_over_all_steps_and_the_spread_is_over_block
         "max_ms": 12.0,
     }
     assert line["afd_peer_ms"] == [12.0, 13.0]
-    assert line["afd_tokens_per_s"] == round(64 / 13e-3, 4)
+    assert line["afd_tokens_per_s"] == round(32 / 12e-3 + 32 / 13e-3, 4)
+    assert line["tokens_per_s_ratio"] == round((32 / 12 + 32 / 13) / (64 / 12), 4)
     assert line["valid"], line["invalid_because"]
     json.dumps(line)
 
@@ -165,6 +178,10 @@ def test_logits_that_are_no_numbers_are_never_equal() -> None:
         ("fused_moe_kernel", "moe"),
         ("void moe_align_block_size_kernel<int>", "moe"),
         ("moe_topk_sum", "moe"),
+        ("_fwd_kernel_ep_scatter_1", "moe"),
+        ("post_reorder_deepgemm_triton_kernel", "moe"),
+        ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 3072u, (deep_gemm::GemmType)1>", "moe"),
+        ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 9216u, (deep_gemm::GemmType)0>", "rest"),
         ("void topkGatingSoftmax<__nv_bfloat16>", "routing"),
         ("void cutlass::device_kernel<flash::FlashAttnFwdSm90<bf16>>", "attention"),
         ("void flashinfer::norm::FusedAddRMSNormKernel<8u, __nv_bfloat16>", "rest"),
@@ -233,4 +250,135 @@ def test_a_model_is_a_directory_that_names_its_layers(name: str, tmp_path: Path)
 def test_the_plan_of_the_main_table_stays_under_five_minutes() -> None:
     cases = parse_cases(models.MODELS["qwen3-30b"].cases)
 
-    assert plan.estimate_s(_setup(), cases, 5) < 300
+    assert plan.estimate_s([Variant(setup=_setup(), cases=cases)], 5) < 300
+
+
+def _variant(cases: str, **changes: object) -> Variant:
+    return Variant(setup=_setup(**changes), cases=parse_cases(cases))
+
+
+def test_what_a_run_also_measures_differs_in_what_was_said_only() -> None:
+    first, second = arguments.parse(
+        ["--attn", "2", "--cases", "128x1024", "--also", "--rounds off --cases 64x1024"], ""
+    )
+
+    assert (first.attn, first.rounds, second.attn, second.rounds) == (2, "on", 2, "off")
+    assert [case.name for case in first.cases] == ["128x1024"]
+    assert [case.name for case in second.cases] == ["64x1024"]
+
+
+@pytest.mark.parametrize("changes", ["--layers 4", "--blocks 2", "--attention-backend triton"])
+def test_what_is_of_both_sides_cannot_differ_within_a_run(
+    changes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        arguments.parse(["--also", changes], "")
+
+    assert changes.split()[0] in capsys.readouterr().err
+
+
+def test_stock_sglang_runs_the_cases_of_all_variants_once() -> None:
+    variants = [_variant("64x1024,128x1024"), _variant("128x1024,192x1024", num_attn=3)]
+
+    assert [case.name for case in cases_of(variants)] == ["64x1024", "128x1024", "192x1024"]
+
+
+def test_stock_sglang_has_a_graph_for_every_batch_whose_logits_are_compared() -> None:
+    variants = [_variant("128x1024,256x1024", num_attn=2), _variant("256x1024", micro_batches="2")]
+
+    flags = roles.colocated(variants, 1)
+
+    assert probe_sizes(variants) == [32, 64, 128, 256]
+    first = flags.index("--cuda-graph-bs-decode") + 1
+    assert flags[first : first + 4] == ["32", "64", "128", "256"]
+
+
+def test_logits_are_compared_of_a_whole_bucket_of_a_graph_that_is_timed() -> None:
+    variant = _variant("128x1024,256x1024", num_attn=2)
+
+    flags = roles.attention(variant, 1, "http://nowhere")
+
+    assert flags[flags.index("--cuda-graph-bs-decode") + 1] == str(variant.probe_rows) == "64"
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 16, 33, 256])
+def test_rows_that_are_compared_lie_all_over_a_batch_and_some_are_in_its_half(
+    num_rows: int,
+) -> None:
+    rows = probed_rows(num_rows)
+
+    assert len(rows) == min(num_rows, 16)
+    assert rows[-1] >= num_rows * 0.9 - 1
+    assert set(rows) & set(probed_rows(max(1, num_rows // 2)))
+
+
+class _Step:
+    """One that ends when it is waited for."""
+
+    def __init__(self, running: list[_Step]) -> None:
+        self._running = running
+        running.append(self)
+
+    def synchronize(self) -> None:
+        assert self._running[0] is self, "waits for a step that is not the oldest"
+        self._running.pop(0)
+
+
+def test_one_step_is_launched_while_another_runs_and_no_third() -> None:
+    running: list[_Step] = []
+    ahead = OneAhead()
+    counts = []
+
+    for _ in range(4):
+        step = _Step(running)
+        counts.append(len(running))
+        ahead.launched(step)
+
+    assert counts == [1, 2, 2, 2]
+
+
+def _saved(rows: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> dict[int, logits.Logits]:
+    return {size: rows[:, probed_rows(size)] for size in (16, 32)}
+
+
+def test_a_server_whose_logits_are_off_makes_a_result_invalid() -> None:
+    whole = np.random.default_rng(3).normal(size=(3, 32, 50))
+    stock = _saved(whole)
+    other = np.random.default_rng(4).normal(size=(3, 32, 50))[:, probed_rows(32)]
+
+    equal = logits.compare_servers(stock, [stock[32], stock[32]], 32, bound=1e-3)
+    one_off = logits.compare_servers(stock, [stock[32], other], 32, bound=1e-3)
+
+    assert equal["is_equal_within_bound"]
+    assert not one_off["is_equal_within_bound"]
+    assert one_off["median_relative_of_servers"][0] == 0.0
+
+
+def test_logits_may_differ_as_stock_sglang_does_from_itself_and_not_as_others_do() -> None:
+    whole = np.random.default_rng(5).normal(size=(3, 32, 50))
+    noise = np.random.default_rng(6).normal(size=(3, 32, 50))
+    stock = _saved(whole)
+    stock[16] = stock[16] + 0.05 * noise[:, probed_rows(16)]
+    rounded = stock[32] + 0.05 * noise[:, probed_rows(32)][::-1]
+    wrong = stock[32] + 0.4 * noise[:, probed_rows(32)][::-1]
+
+    within = logits.compare_servers(stock, [rounded], 32, bound=1e-3)
+    beyond = logits.compare_servers(stock, [wrong], 32, bound=1e-3)
+
+    assert within["stock_apart"]["median_relative"] == pytest.approx(0.05, rel=0.2)
+    assert within["is_equal_within_bound"]
+    assert not beyond["is_equal_within_bound"]
+
+
+def test_expert_time_is_all_that_an_mlp_server_computes_between_its_exchanges() -> None:
+    ms = 1_000_000
+    recorded = [
+        ("afd_plan", 0, 4 * ms),
+        ("afd_pull", 4 * ms, ms),
+        ("fused_moe", 5 * ms, 5 * ms),
+        ("quant", 10 * ms, ms),
+        ("afd_push", 11 * ms, ms),
+    ]
+
+    assert kernels.experts_ms(kernels.times_of(recorded, 2)) == 3.0
+    assert kernels.units(recorded) == 1
