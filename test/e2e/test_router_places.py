@@ -13,12 +13,13 @@ import pytest
 from compare import NUM_TOKENS, PROMPTS, ask_at_once, ask_one_by_one, differences
 from fleet import Oracle
 from routed_fleet import RoutedFleet
-from routed_streams import Load
+from routed_streams import Load, RoutedStream
 from servers import Zygote, fetch
 
 pytestmark = pytest.mark.slow
 
 Make = Callable[..., RoutedFleet]
+NUM_STREAMED = 900
 
 
 @pytest.fixture
@@ -191,3 +192,36 @@ def test_a_server_whose_lease_flaps_costs_no_request_and_is_trusted_later_each_t
     probation = "late again and again"
     assert [probation in reason for reason in reasons] == [False, True, True]
     assert (fleet.group()["name"], fleet.group()["epoch"]) == (name, epoch)
+
+
+def test_a_stream_goes_on_where_its_attention_server_moves_to_another_groups_experts(
+    make: Make,
+) -> None:
+    fleet = make(router_flags=("--ratio", "1:1"))
+    fleet.start_router()
+    for attn, mlp in (("attn-0", "mlp-0"), ("attn-1", "mlp-1")):
+        fleet.start_mlp(mlp)
+        fleet.wait(f"{mlp} serves", lambda mlp=mlp: fleet.standing(mlp)[0] == "serving")  # type: ignore[misc]
+        fleet.start_attn(attn)
+        fleet.wait_serving(attn, mlp)
+    assert [_names(group) for group in fleet.groups()["groups"]] == [
+        ["attn-0", "mlp-0"],
+        ["attn-1", "mlp-1"],
+    ]
+    address = ("127.0.0.1", fleet.servers["attn-0"].port)  # past the router, which knows better
+    undisturbed = RoutedStream(address, PROMPTS[0], NUM_STREAMED)
+    assert undisturbed.error() == ""
+    stream = RoutedStream(address, PROMPTS[0], NUM_STREAMED)
+    fleet.wait("a token", lambda: stream.has_begun)
+    assert not stream.is_over
+
+    fleet.servers["mlp-0"].kill_tree()  # for good
+
+    fleet.wait_serving("attn-0", "attn-1", "mlp-1")
+    assert (stream.error(), stream.tokens()) == ("", undisturbed.tokens())
+    ready = [group for group in fleet.groups()["groups"] if group["state"] == "ready"]
+    assert [_names(group) for group in ready] == [["attn-0", "attn-1", "mlp-1"]]
+
+
+def _names(group: Any) -> list[str]:
+    return [row["server_id"] for row in group["attn"] + group["mlp"]]
