@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from sgl_router_afd.control.plane import ControlPlane, Event, Probe
+from sgl_router_afd.control.plane import ControlPlane, Probe
 from sgl_router_afd.control.probe import Outcome
 from sgl_router_afd.dataplane.counters import HELD, IN_FLIGHT, MAX_SERVERS, QUEUED, SharedCounters
 from sgl_router_afd.dataplane.messages import NO_TABLE, BrokeOff, Table, Unreachable
@@ -67,13 +67,14 @@ class Fleet:
         self._start_probe: Callable[[Probe], None] | None = None
         self._table = NO_TABLE
         self._flush_timer: Timer | None = None
+        self._is_flush_urgent = False
         self._plane_timer: Timer | None = None
         self._flushed_s = 0.0  # when the last table was made
         self._flush_cost_s = 0.0  # and what it took
         self._num_decisions = -1  # of the plane, when a table was asked for last
         self._is_closed = False
         self._trouble = ""
-        self._last_event: Event | None = None
+        self._when_decided: list[Callable[[], None]] = []
         self._without_slot: frozenset[str] = frozenset()
 
     def now_s(self) -> float:
@@ -92,19 +93,30 @@ class Fleet:
         self.changed()
 
     def changed(self) -> None:
-        """Tell everybody soon that the plane was changed, and look when it changes by itself."""
-        is_decided = self.plane.num_decisions != self._num_decisions
-        if self._is_closed or (self._flush_timer is not None and not is_decided):
+        """Decide soon what the plane was told, tell everybody, look when it changes by itself.
+
+        Servers that come all at once, as they do after a restart of the router, are decided on
+        together: a decision takes as long as there are servers.
+        """
+        has_news = self.plane.is_undecided or self.plane.num_decisions != self._num_decisions
+        is_awaited = self._flush_timer is not None and (self._is_flush_urgent or not has_news)
+        if self._is_closed or is_awaited:
             return
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         # Numbers alone can wait a little for others; where requests go cannot.
-        rest_s = (
-            self._flush_cost_s if is_decided else max(COALESCE_S, self._flush_cost_s / MAX_SHARE)
-        )
+        rest_s = self._flush_cost_s if has_news else max(COALESCE_S, self._flush_cost_s / MAX_SHARE)
         wait_s = max(0.0, self._flushed_s + rest_s - self._clock())
-        self._num_decisions = self.plane.num_decisions
+        self._is_flush_urgent = has_news
         self._flush_timer = self._call_later(wait_s, self._flush)
+
+    def when_decided(self, call: Callable[[], None]) -> None:
+        """Call this once all is decided that the plane was told until now."""
+        self.changed()
+        if self.plane.is_undecided and not self._is_closed:
+            self._when_decided.append(call)
+        else:
+            call()
 
     def close(self) -> None:
         """Publish and decide nothing more."""
@@ -112,6 +124,7 @@ class Fleet:
         for timer in (self._flush_timer, self._plane_timer):
             if timer is not None:
                 timer.cancel()
+        self._tell_decided()
 
     def on_trouble(self, message: Unreachable | BrokeOff) -> None:
         """A relay process met trouble with the server of a slot."""
@@ -180,6 +193,10 @@ class Fleet:
     def _flush(self) -> None:
         self._flush_timer = None
         began_s = self._stopwatch()
+        if self.plane.is_undecided:
+            self.plane.update(self._clock())
+        self._num_decisions = self.plane.num_decisions
+        self._tell_decided()
         self._start_probes()
         self._log_events()
         table = self._build()
@@ -188,6 +205,11 @@ class Fleet:
             self._publish(table)
         self._arm()
         self._flushed_s, self._flush_cost_s = self._clock(), self._stopwatch() - began_s
+
+    def _tell_decided(self) -> None:
+        calls, self._when_decided = self._when_decided, []
+        for call in calls:
+            call()
 
     def _start_probes(self) -> None:
         if self._start_probe is not None:
@@ -228,15 +250,10 @@ class Fleet:
         self.changed()
 
     def _log_events(self) -> None:
-        news: list[Event] = []
-        for event in reversed(self.plane.events):
-            if event is self._last_event:
-                break
-            news.append(event)
-        for event in reversed(news):
+        news = self.plane.events.take_news()
+        for event in news:
             logger.info("%s", clean(event.text))  # reasons are servers' and operators' words
         if self.plane.trouble and self.plane.trouble != self._trouble:
             logger.error("groups stay as they are: %s", self.plane.trouble)
         self._trouble = self.plane.trouble
         self.num_events += len(news)
-        self._last_event = self.plane.events[-1] if self.plane.events else None

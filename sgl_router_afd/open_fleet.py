@@ -13,8 +13,8 @@ import aiohttp
 
 from sgl_router_afd.config import RouterConfig
 from sgl_router_afd.control import persist
-from sgl_router_afd.control.epochs import Epochs
-from sgl_router_afd.control.persist import Floors
+from sgl_router_afd.control.ledger import Ledger
+from sgl_router_afd.control.persist import Saved
 from sgl_router_afd.control.plane import ControlPlane, Probe
 from sgl_router_afd.control.ratio import parse_ratio
 from sgl_router_afd.control.registry import LeaseTerms
@@ -37,7 +37,7 @@ def open_fleet(config: RouterConfig, counters: SharedCounters) -> Fleet:
     boot_id = uuid.uuid4().hex[:16]
     plane = ControlPlane(
         boot_id,
-        _open_epochs(config.state_file),
+        _open_ledger(config.state_file),
         started_s=clock(),
         ratio=parse_ratio(config.ratio),
         lease_terms=_lease_terms(config.lease_s),
@@ -82,19 +82,19 @@ async def running(
                 task.cancel()
 
 
-def _open_epochs(path: str) -> Epochs:
+def _open_ledger(path: str) -> Ledger:
     if not path:
-        return Epochs(Floors(), lambda floors: None)
+        return Ledger(Saved(), lambda saved: None)
     file = Path(path)
-    floors = persist.load(file)
-    persist.save(file, floors)  # what cannot be written is known now, and not at the first change
+    last = persist.load(file)
+    persist.save(file, last)  # what cannot be written is known now, and not at the first change
 
-    def save(floors: Floors) -> None:
+    def save(saved: Saved) -> None:
         # In the loop: an epoch is on the disk before anybody hears of it, and requests go through
         # other processes.
-        persist.save(file, floors)
+        persist.save(file, saved)
 
-    return Epochs(floors, save)
+    return Ledger(last, save)
 
 
 def _lease_terms(lease_s: float) -> LeaseTerms:

@@ -19,7 +19,6 @@ from sglang_afd.errors import ProtocolError, Refused
 from sglang_afd.protocol.paths import REGISTRATION_PATH
 from sglang_afd.protocol.registration import (
     REGISTRATION_VERSION,
-    Lease,
     Registration,
     Renewal,
     decode_to_router,
@@ -37,7 +36,7 @@ class StaticServer:
     reason: str = "not asked yet"  # why it is not there; of the last answer
     server_id: str = ""  # of its last answer
     boot_id: str = ""
-    lease: Lease | None = None  # what the router got on its behalf
+    lease_id: str = ""  # of what the router got on its behalf
     is_refusing: bool = False  # the last connection was refused
 
 
@@ -127,22 +126,17 @@ class StaticServers:
             self._changed()
 
     def _take(self, static: StaticServer, registration: Registration) -> None:
-        now_s, lease = self._clock(), static.lease
+        now_s = self._clock()
         entry = self._plane.registry.get(registration.server_id)
         is_held = entry is not None and entry.boot_id == registration.boot_id
         if is_held and entry is not None and not _holds(static, entry):
             # It registers by itself, or another URL leads to it.
             static.server_id, static.boot_id = registration.server_id, registration.boot_id
             return
-        if (
-            entry is not None
-            and is_held
-            and lease is not None
-            and _says_the_same(registration, entry)
-        ):
-            static.lease = self._plane.renew(_renewal(registration, lease), now_s)
+        if entry is not None and is_held and _says_the_same(registration, entry):
+            self._plane.renew(_renewal(registration, static.lease_id), now_s)
         else:
-            static.lease = self._plane.register(registration, now_s)
+            static.lease_id = self._plane.register(registration, now_s).lease_id
             static.server_id, static.boot_id = registration.server_id, registration.boot_id
         self._changed()
 
@@ -160,7 +154,7 @@ def _says_the_same(registration: Registration, entry: Entry) -> bool:
 
 
 def _holds(static: StaticServer, entry: Entry) -> bool:
-    return static.lease is not None and static.lease.lease_id == entry.lease_id
+    return static.lease_id == entry.lease_id
 
 
 def _read(static: StaticServer, http_status: int, body: bytes) -> Registration:
@@ -189,12 +183,12 @@ def _read(static: StaticServer, http_status: int, body: bytes) -> Registration:
     return msgspec.structs.replace(message, url=static.url)
 
 
-def _renewal(registration: Registration, lease: Lease) -> Renewal:
+def _renewal(registration: Registration, lease_id: str) -> Renewal:
     return Renewal(
         version=REGISTRATION_VERSION,
         server_id=registration.server_id,
         boot_id=registration.boot_id,
-        lease_id=lease.lease_id,
+        lease_id=lease_id,
         sent_at_s=time.time(),
         report=registration.report,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 def clean(text: str) -> str:
     """Text of a server without what could move the cursor or forge a line."""
+    if text.isprintable():  # most is
+        return text
     return "".join(char if char.isprintable() else "?" for char in text)
 
 

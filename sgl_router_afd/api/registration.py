@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import assert_never
 
@@ -52,28 +53,36 @@ class RegistrationDesk:
         try:
             message = decode_to_router(body)
             self._check_age(message)
-            lease = self._apply(message)
+            lease = await self._apply(message)
         except ProtocolError as error:
             raise ApiError(400, str(error)) from None
         except Refused as refusal:
             decline = Decline(code=DeclineCode(refusal.code), message=str(refusal)[:2000])
             return web.Response(body=encode(decline), status=409, content_type=JSON)
-        self._fleet.changed()
         if lease is None:
             return web.Response(status=204)
         return web.Response(body=encode(lease), content_type=JSON)
 
-    def _apply(self, message: ToRouter) -> Lease | None:
+    async def _apply(self, message: ToRouter) -> Lease | None:
         plane, now_s = self._fleet.plane, self._fleet.now_s()
         match message:
             case Registration():
-                return plane.register(message, now_s)
+                entry = plane.register(message, now_s)
             case Renewal():
-                return plane.renew(message, now_s)
+                entry = plane.renew(message, now_s)
             case Leave():
                 plane.leave(message, now_s)
+                self._fleet.changed()
                 return None
-        assert_never(message)
+            case _:
+                assert_never(message)
+        await self._decided()
+        return plane.lease(entry)
+
+    async def _decided(self) -> None:
+        decided = asyncio.Event()
+        self._fleet.when_decided(decided.set)
+        await decided.wait()
 
     def _check_signature(self, body: bytes, value: str | None) -> None:
         if not self._secret:

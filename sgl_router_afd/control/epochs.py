@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from sgl_router_afd.control.persist import Floors
+from collections.abc import Mapping
 
 # More changes than there will ever be. A server that tells of a larger epoch is mistaken and not
 # followed: its group would come to epochs that no message has room for.
@@ -12,45 +10,36 @@ MAX_TOLD_EPOCH = 2**40
 
 
 class Epochs:
-    """Saves an epoch before anybody hears of it.
+    """Whoever changes one saves it before anybody hears of it: see `Ledger`.
 
     Args:
-        floors: What was saved last.
-        save: Makes the floors outlive this process; what it raises keeps the epoch from changing.
+        base: Of groups that are not named, since they were forgotten.
+        groups: By name.
     """
 
-    def __init__(self, floors: Floors, save: Callable[[Floors], None]) -> None:
-        self._base = floors.base
-        self._groups = dict(floors.groups)
-        self._save = save
+    def __init__(self, base: int, groups: Mapping[str, int]) -> None:
+        self.base = base
+        self.groups = dict(groups)
 
     def known_names(self) -> frozenset[str]:
-        return frozenset(self._groups)
+        return frozenset(self.groups)
 
     def of(self, group: str) -> int:
         """The epoch in force; 0 of a group that never had one."""
-        return self._groups.get(group, 0)
+        return self.groups.get(group, 0)
 
     def advance(self, group: str) -> int:
         """The next epoch of a group whose members changed."""
-        return self._set(group, max(self._base, self.of(group)) + 1)
+        self.groups[group] = max(self.base, self.of(group)) + 1
+        return self.groups[group]
 
     def raise_to(self, group: str, epoch: int) -> int:
         """A server says that it heard of this epoch: no smaller one may be in force."""
         # One of a name that was forgotten meanwhile is older than all that follow.
-        is_newer = max(self.of(group), self._base) < epoch <= MAX_TOLD_EPOCH
-        return self._set(group, epoch) if is_newer else self.of(group)
+        if max(self.of(group), self.base) < epoch <= MAX_TOLD_EPOCH:
+            self.groups[group] = epoch
+        return self.of(group)
 
     def forget(self, group: str) -> None:
         """Its name may be given to another group, whose epochs are larger ones."""
-        if group in self._groups:
-            groups = {name: epoch for name, epoch in self._groups.items() if name != group}
-            base = max(self._base, self._groups[group])
-            self._save(Floors(base=base, groups=groups))
-            self._base, self._groups = base, groups
-
-    def _set(self, group: str, epoch: int) -> int:
-        groups = self._groups | {group: epoch}
-        self._save(Floors(base=self._base, groups=groups))
-        self._groups = groups
-        return epoch
+        self.base = max(self.base, self.groups.pop(group, 0))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from sgl_router_afd.control.epochs import Epochs
-from sgl_router_afd.control.placement import Group, Memory, place
+from sgl_router_afd.control.group import Group
+from sgl_router_afd.control.ledger import FORGET_S, Ledger
+from sgl_router_afd.control.placement import Memory, place
 from sgl_router_afd.control.probe import Proof
 from sgl_router_afd.control.ratio import Ratio
 from sgl_router_afd.control.registry import Entry
@@ -19,10 +20,10 @@ from sgl_router_afd.control.standing import (
     stand_of_attn,
     stand_of_group,
     stand_of_mlp,
+    stands_where_all_drain,
 )
 from sglang_afd.config import Role
 
-FORGET_S = 600.0  # how long a group without servers is shown
 # What comes after these needs nobody's help, so that requests can wait for it.
 PASSING = (GroupState.WIRING, GroupState.DEGRADED)
 
@@ -70,7 +71,7 @@ class Groups:
     """Decides anew at each `update`; times are handed in.
 
     Args:
-        epochs: Saves every epoch before it is shown here.
+        ledger: Saves every epoch before it is shown here.
         ratio: Attention to MLP servers, or None.
         started_s: When this router began.
         settle_s: How long servers have to register again after that.
@@ -79,7 +80,7 @@ class Groups:
 
     def __init__(
         self,
-        epochs: Epochs,
+        ledger: Ledger,
         *,
         ratio: Ratio | None,
         started_s: float,
@@ -87,7 +88,8 @@ class Groups:
         hold_s: float,
     ) -> None:
         self.is_settled = False  # had everybody time to register again?
-        self._epochs = epochs
+        self._ledger = ledger
+        self._epochs = ledger.epochs
         self._ratio = ratio
         self._started_s = started_s
         self._settle_s = settle_s
@@ -95,6 +97,7 @@ class Groups:
         self._records: dict[str, _Record] = {}
         self.views: dict[str, View] = {}
         self.homeless: dict[str, str] = {}
+        self._group_of: dict[str, str] = {}  # of each server of `views`
 
     def update(
         self,
@@ -108,32 +111,40 @@ class Groups:
             entries: The registered servers, in the order of their registration.
             proof_of: What is known of an attention server's pair.
             now_s: The time.
+
+        Raises:
+            ConfigError: An epoch cannot be saved; all stays as it was.
         """
         self.is_settled = now_s >= self._started_s + self._settle_s
         memory = Memory(
             shapes={name: view.group.shape for name, view in self.views.items()},
-            group_of=self._group_of(),
+            group_of=self._group_of,
+            saved=self._ledger.unseen,
             known_names=self._epochs.known_names(),
             is_settled=self.is_settled,
         )
         placement = place(entries, memory, self._ratio)
-        placed = {
-            entry.server_id for group in placement.groups.values() for entry in group.servers()
+        group_of = {
+            entry.server_id: name
+            for name, group in placement.groups.items()
+            for entry in group.servers()
         }
         views = {}
         for name, group in placement.groups.items():
-            record = self._records.setdefault(name, _Record())
-            self._count_members(group, record, placed)
+            record = self._record(name)
+            self._count_members(group, record, group_of.keys())
             view = self._view(group, record, proof_of, now_s)
             if not self._is_forgotten(view, record, now_s):
                 views[name] = view
         for name in self._records.keys() - views.keys():
             del self._records[name]
-            self._epochs.forget(name)
-        self.views, self.homeless = views, placement.homeless
+            self._ledger.forget_group(name)
         if now_s >= self._started_s + FORGET_S:
             for name in self._epochs.known_names() - views.keys():
-                self._epochs.forget(name)
+                self._ledger.forget_group(name)
+        self._ledger.note_places(group_of)
+        self._ledger.save_epochs()
+        self.views, self.homeless, self._group_of = views, placement.homeless, group_of
 
     def drain(self, name: str, reason: str) -> bool:
         """Have a group get no new requests; an empty reason takes that back.
@@ -143,6 +154,7 @@ class Groups:
         record = self._records.get(name)
         if record is not None:
             record.past = replace(record.past, drain_reason=reason)
+            self._ledger.drains.ask_group(name, reason)
         return record is not None
 
     def next_change_s(self, now_s: float) -> float | None:
@@ -162,13 +174,13 @@ class Groups:
 
     def of(self, server_id: str) -> View | None:
         """The group of a server."""
-        for view in self.views.values():
-            if server_id in view.stands:
-                return view
-        return None
+        return self.views.get(self._group_of.get(server_id, ""))
 
-    def _group_of(self) -> dict[str, str]:
-        return {server_id: name for name, view in self.views.items() for server_id in view.stands}
+    def _record(self, name: str) -> _Record:
+        if name not in self._records:
+            past = Past(drain_reason=self._ledger.drains.of_group(name))
+            self._records[name] = _Record(past=past)
+        return self._records[name]
 
     def _count_members(self, group: Group, record: _Record, placed: Set[str]) -> None:
         servers = group.servers()
@@ -206,8 +218,11 @@ class Groups:
                 proof = proof_of(entry.server_id)
                 stands[entry.server_id] = stand_of_attn(entry, group, proof, now_s)
         stand = stand_of_group(group, stands, record.past)
+        if stand.state is GroupState.DRAINING:
+            was_asked = record.past.drain_reason != ""
+            stands = stands_where_all_drain(group, stands, stand.reason, was_asked=was_asked)
         is_ready = stand.state is GroupState.READY
-        is_covered = not group.wires_itself and not group.gap()
+        is_covered = not group.wires_itself and not group.gap
         record.past = replace(
             record.past,
             was_ready=record.past.was_ready or is_ready,

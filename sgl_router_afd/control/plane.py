@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sgl_router_afd.control.epochs import Epochs
+from sgl_router_afd.control.events import Events
 from sgl_router_afd.control.groups import Groups
+from sgl_router_afd.control.ledger import Ledger
 from sgl_router_afd.control.probe import Outcome, ProbeSchedule, ProbeTerms
 from sgl_router_afd.control.ratio import Ratio
 from sgl_router_afd.control.registry import Entry, LeaseTerms, Registry
 from sgl_router_afd.control.routing import Route, route
-from sgl_router_afd.control.standing import Standing, is_attached_to
+from sgl_router_afd.control.standing import is_attached_to
 from sgl_router_afd.control.told import tell
 from sglang_afd.config import Role
 from sglang_afd.errors import ConfigError
@@ -25,16 +25,7 @@ from sglang_afd.protocol.registration import (
     Renewal,
 )
 
-MAX_EVENTS = 200
 RETRY_S = 1.0  # after an epoch could not be saved
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """Something that a person may want to read later."""
-
-    time_s: float
-    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +42,7 @@ class ControlPlane:
 
     Args:
         router_boot_id: Of this process.
-        epochs: Survive it.
+        ledger: What survives it.
         started_s: When it began.
         ratio: Attention to MLP servers, or None.
         lease_terms: Of leases.
@@ -63,7 +54,7 @@ class ControlPlane:
     def __init__(
         self,
         router_boot_id: str,
-        epochs: Epochs,
+        ledger: Ledger,
         *,
         started_s: float,
         ratio: Ratio | None = None,
@@ -72,40 +63,41 @@ class ControlPlane:
         hold_s: float = 10.0,
         num_in_flight: Callable[[str], int] = lambda server_id: 0,
     ) -> None:
-        self.registry = Registry(router_boot_id, lease_terms)
+        self.registry = Registry(router_boot_id, lease_terms or LeaseTerms(), ledger.drains)
         self.probes = ProbeSchedule(probe_terms)
         settle_s = self.registry.terms.ttl_s
         self.groups = Groups(
-            epochs, ratio=ratio, started_s=started_s, settle_s=settle_s, hold_s=hold_s
+            ledger, ratio=ratio, started_s=started_s, settle_s=settle_s, hold_s=hold_s
         )
-        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
-        self._num_in_flight = num_in_flight
-        self._said: dict[str, str] = {}  # of each group, what the last event said
-        self._stood: dict[str, Standing] = {}  # of each server with a group
+        self.events = Events()
+        self.is_undecided = False  # has anything happened since the last `update`?
         self.num_decisions = 0  # grows whenever something but loads may have changed
         self.trouble = ""  # why nothing can be decided, for people
+        self._ledger = ledger
+        self._num_in_flight = num_in_flight
         self._retry_s: float | None = None
         self._decided_s = started_s  # what time changed until then is decided
 
-    def register(self, registration: Registration, now_s: float) -> Lease:
+    def register(self, registration: Registration, now_s: float) -> Entry:
         """Take a server in.
 
         Raises:
             Refused: See `Registry.register`.
         """
-        before = {entry.server_id: entry for entry in self.registry}
-        entry = self.registry.register(registration, now_s)
+        held = self.registry.get(registration.server_id)
+        entry, replaced = self.registry.register(registration, now_s)
         self._count(entry)
-        held = before.get(entry.server_id)
         if held is None or held.boot_id != entry.boot_id:
-            self._note(f"{entry.server_id} registered, {_what(entry)}", now_s)
-        for gone in before.keys() - {other.server_id for other in self.registry}:
-            self._note(f"{gone} is replaced by {entry.server_id}, which has its address", now_s)
-            self.probes.on_detached(gone)
-        self.update(now_s)
-        return self._lease(entry)
+            self.events.note(f"{entry.server_id} registered, {_what(entry)}", now_s)
+        for gone in replaced:
+            if gone.server_id != entry.server_id:
+                what = f"is replaced by {entry.server_id}, which has its address"
+                self.events.note(f"{gone.server_id} {what}", now_s)
+                self.probes.on_detached(gone.server_id)
+        self.is_undecided = True
+        return entry
 
-    def renew(self, renewal: Renewal, now_s: float) -> Lease:
+    def renew(self, renewal: Renewal, now_s: float) -> Entry:
         """Extend a server's lease.
 
         Raises:
@@ -118,11 +110,11 @@ class ControlPlane:
         if entry.report is renewal.report:
             self._count(entry)
         if _what_decides(entry, now_s) != before:
-            self.update(now_s)
+            self.is_undecided = True
         for boot_id, reason in _lost(entry).items():
             if boot_id not in lost_before:
                 self._on_peer_loss(entry, boot_id, reason, now_s)
-        return self._lease(entry)
+        return entry
 
     def leave(self, message: Leave, now_s: float) -> None:
         """Forget a server that ends.
@@ -130,15 +122,15 @@ class ControlPlane:
         Raises:
             Refused: See `Registry.leave`.
         """
-        entry = self.registry.leave(message)
-        self._note(f"{entry.server_id} left", now_s)
-        self.update(now_s)
+        entry = self.registry.leave(message, now_s)
+        self.events.note(f"{entry.server_id} left", now_s)
+        self.is_undecided = True
 
     def remove(self, server_id: str, now_s: float) -> bool:
         """Forget a server because an operator says so; returns whether it was there."""
-        entry = self.registry.remove(server_id)
+        entry = self.registry.remove(server_id, now_s)
         if entry is not None:
-            self._note(f"{server_id} was removed", now_s)
+            self.events.note(f"{server_id} was removed", now_s)
             self.update(now_s)
         return entry is not None
 
@@ -146,26 +138,29 @@ class ControlPlane:
         """Have a server finish; an empty reason takes that back. Returns whether it is there."""
         entry = self.registry.drain(server_id, reason)
         if entry is not None:
-            self._note(f"{server_id} {'drains: ' + reason if reason else 'drains no more'}", now_s)
-            self.update(now_s)
+            self._on_drain(server_id, reason, now_s)
         return entry is not None
 
     def drain_group(self, name: str, reason: str, now_s: float) -> bool:
         """The same for all servers of a group."""
         is_there = self.groups.drain(name, reason)
         if is_there:
-            self._note(f"{name} {'drains: ' + reason if reason else 'drains no more'}", now_s)
-            self.update(now_s)
+            self._on_drain(name, reason, now_s)
         return is_there
 
     def update(self, now_s: float) -> None:
-        """Let time pass and decide anew; called after every change, and at `next_change_s`.
+        """Let time pass and decide anew.
+
+        To be called soon after something happened, once for all that happened meanwhile since each
+        time takes as long as there are servers; at `next_change_s`; and by this class itself where
+        an operator asked for something.
 
         Where an epoch cannot be saved all groups stay as they are, and `trouble` says why.
         """
-        self._decided_s = now_s
+        self._decided_s, self.is_undecided = now_s, False
         try:
             self._decide(now_s)
+            self._ledger.save()
         except ConfigError as error:
             self.trouble, self._retry_s = str(error), now_s + RETRY_S
         else:
@@ -174,18 +169,14 @@ class ControlPlane:
     def _decide(self, now_s: float) -> None:
         self.num_decisions += 1
         for entry in self.registry.expire(now_s):
-            self._note(f"{entry.server_id} is gone: {entry.absence(now_s)}", now_s)
+            self.events.note(f"{entry.server_id} is gone: {entry.absence(now_s)}", now_s)
         entries = list(self.registry)
+        self._ledger.forget_who_is_away({entry.server_id for entry in entries}, now_s)
         # Proofs depend on who belongs together, and what groups are on proofs.
         self.groups.update(entries, self.probes.proof, now_s)
         if self._follow_attachments(entries, now_s):
             self.groups.update(entries, self.probes.proof, now_s)
-        self._note_stands(now_s)
-        said, self._said = self._said, {}
-        for name, view in self.groups.views.items():
-            self._said[name] = f"{name} is {view.stand.state}"
-            if said.get(name) != self._said[name]:
-                self._note(f"{self._said[name]}: {view.stand.reason}", now_s)
+        self.events.note_changes(self.groups.views.values(), now_s)
 
     def next_change_s(self, now_s: float) -> float | None:
         """When `update` or a probe is due though nothing happens; it may be overdue already.
@@ -217,12 +208,12 @@ class ControlPlane:
     def end_probe(self, probe: Probe, outcome: Outcome, detail: str, now_s: float) -> None:
         """Take what came of a probe; `detail` is the answer or the error, for people."""
         self.probes.on_outcome(probe.server_id, outcome, detail, now_s, probe.attachment)
-        self.update(now_s)
+        self.is_undecided = True
 
     def on_trouble(self, server_id: str, reason: str, now_s: float, *, is_certain: bool) -> None:
         """A relay met trouble with a server: see `ProbeSchedule.on_trouble`."""
         self.probes.on_trouble(server_id, reason, now_s, is_certain=is_certain)
-        self.update(now_s)
+        self.is_undecided = True
 
     def route(self, model: str | None) -> Route:
         """The servers that may get a request."""
@@ -234,17 +225,8 @@ class ControlPlane:
             is_there=self.registry.has,
         )
 
-    def lease_of(self, server_id: str) -> Lease | None:
-        """What a server would be told now."""
-        entry = self.registry.get(server_id)
-        return None if entry is None else self._lease(entry)
-
-    def _count(self, entry: Entry) -> None:
-        """Its report came just now, and knows of these requests."""
-        if entry.registration.role is Role.ATTN:
-            entry.num_in_flight_then = self._num_in_flight(entry.server_id)
-
-    def _lease(self, entry: Entry) -> Lease:
+    def lease(self, entry: Entry) -> Lease:
+        """What a server is to be told, as decided last."""
         told = tell(entry, self.groups, self._num_in_flight)
         terms = self.registry.terms
         return Lease(
@@ -259,6 +241,11 @@ class ControlPlane:
             is_draining=told.is_draining,
             may_stop=told.may_stop,
         )
+
+    def _count(self, entry: Entry) -> None:
+        """Its report came just now, and knows of these requests."""
+        if entry.registration.role is Role.ATTN:
+            entry.num_in_flight_then = self._num_in_flight(entry.server_id)
 
     def _follow_attachments(self, entries: list[Entry], now_s: float) -> bool:
         """Tell the probes who is attached to whom; returns whether that is news."""
@@ -283,24 +270,16 @@ class ControlPlane:
         """One side of a pair misses the other: the attention server of it has to prove itself."""
         peer = next((other for other in self.registry if other.boot_id == boot_id), None)
         name = peer.server_id if peer is not None else boot_id
-        self._note(f"{entry.server_id} reports that it lost {name}: {reason}", now_s)
+        self.events.note(f"{entry.server_id} reports that it lost {name}: {reason}", now_s)
         for one in (entry, peer):
             if one is not None and one.registration.role is Role.ATTN:
                 why = f"{entry.server_id} lost {name}: {reason}"
                 self.probes.on_trouble(one.server_id, why, now_s, is_certain=False)
 
-    def _note_stands(self, now_s: float) -> None:
-        stood, self._stood = self._stood, {}
-        for view in self.groups.views.values():
-            for server_id, stand in view.stands.items():
-                self._stood[server_id] = stand.standing
-                # What begins with waiting needs no event: that it registered is one.
-                if stood.get(server_id, Standing.WAITING) is not stand.standing:
-                    why = f": {stand.reason}" if stand.reason else ""
-                    self._note(f"{server_id} is {stand.standing}{why}", now_s)
-
-    def _note(self, text: str, now_s: float) -> None:
-        self.events.append(Event(time_s=now_s, text=text))
+    def _on_drain(self, name: str, reason: str, now_s: float) -> None:
+        what = f"drains: {reason}" if reason else "drains no more"
+        self.events.note(f"{name} {what}", now_s)
+        self.update(now_s)
 
 
 def _lost(entry: Entry | None) -> dict[str, str]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sgl_router_afd.control.departed import Departed, Last
+from sgl_router_afd.control.drains import Drains
 from sglang_afd.errors import Refused
 from sglang_afd.protocol.registration import (
     DeclineCode,
@@ -43,6 +45,7 @@ class Entry:
     order: int  # of first registration
     expires_s: float
     steady_from_s: float  # it counts as here from then on
+    sent_at_s: float  # stamp of the last message
     drain_reason: str = ""  # who asked it to drain; "" nobody
     num_in_flight_then: int = 0  # of this router there, when the report came
 
@@ -80,18 +83,22 @@ class Registry:
     Args:
         router_boot_id: Begins every lease id, so that those of an earlier router are unknown.
         terms: How long things last.
+        drains: What operators asked for, also of an earlier router.
     """
 
-    def __init__(self, router_boot_id: str, terms: LeaseTerms | None = None) -> None:
-        self.terms = terms or LeaseTerms()
+    def __init__(self, router_boot_id: str, terms: LeaseTerms, drains: Drains) -> None:
+        self.terms = terms
         self._router_boot_id = router_boot_id
-        self._entries: dict[str, Entry] = {}
+        self._drains = drains
+        self._departed = Departed()
+        self._entries: dict[str, Entry] = {}  # in the order of their first registration
+        self._at: dict[str, Entry] = {}  # by URL
         self._lapses: dict[tuple[str, str], list[float]] = {}  # by server and boot id
         self._num_leases = 0
 
     def __iter__(self) -> Iterator[Entry]:
         """All servers, those that registered first before the others."""
-        return iter(sorted(self._entries.values(), key=lambda entry: entry.order))
+        return iter(self._entries.values())
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -104,25 +111,32 @@ class Registry:
         now = self._entries.get(entry.server_id)
         return now is not None and now.boot_id == entry.boot_id
 
-    def register(self, registration: Registration, now_s: float) -> Entry:
+    def register(self, registration: Registration, now_s: float) -> tuple[Entry, list[Entry]]:
         """Give a lease to a server, in place of an older process of its name or address.
+
+        Returns: The server, and those that it took the place of.
 
         Raises:
             Refused: A newer process has the name or the address, the same one has reported later
-                than that, or there are too many servers.
+                than that, also if it is gone since then, or there are too many servers.
         """
         before = self._entries.get(registration.server_id)
-        for held in self._rivals(registration):
+        rivals = self._rivals(registration)
+        for held in rivals:
             _check_newer(registration, held)
-        if before is not None:
+        if before is None:
+            self._departed.check(registration, now_s)
+        else:
             _check_is_news(registration, before)
         if before is None and len(self._entries) >= MAX_SERVERS:
             raise Refused(
                 DeclineCode.CAPACITY,
                 f"this router keeps {MAX_SERVERS} servers and has them; use another one",
             )
-        for held in self._rivals(registration):
-            del self._entries[held.server_id]
+        for held in rivals:
+            if held is not before:
+                self._drop(held, now_s)
+                self._drains.ask(held.server_id, held.boot_id, "")
         if before is not None and before.boot_id == registration.boot_id:
             self._note_lapse(before, now_s)
         self._num_leases += 1
@@ -133,12 +147,11 @@ class Registry:
             order=self._num_leases if before is None else before.order,
             expires_s=now_s + self.terms.ttl_s,
             steady_from_s=self._steady_from(registration, now_s, before),
-            drain_reason="",
+            sent_at_s=registration.sent_at_s,
+            drain_reason=self._drains.take_over(registration.server_id, registration.boot_id),
         )
-        if before is not None and before.boot_id == registration.boot_id:
-            entry.drain_reason = before.drain_reason
-        self._entries[registration.server_id] = entry
-        return entry
+        self._put(entry)
+        return entry, rivals
 
     def renew(self, renewal: Renewal, now_s: float) -> Entry:
         """Extend a lease and take the report; an old message changes nothing.
@@ -152,28 +165,36 @@ class Registry:
         if self._note_lapse(entry, now_s):
             entry.steady_from_s = self._steady_from(entry.registration, now_s, entry)
         entry.report = renewal.report
+        entry.sent_at_s = max(entry.sent_at_s, renewal.sent_at_s)
         entry.expires_s = now_s + self.terms.ttl_s
         return entry
 
-    def leave(self, message: Leave) -> Entry:
+    def leave(self, message: Leave, now_s: float) -> Entry:
         """Forget a server that ends.
 
         Raises:
             Refused: The lease is not known.
         """
         entry = self._held(message)
-        del self._entries[entry.server_id]
+        entry.sent_at_s = max(entry.sent_at_s, message.sent_at_s)
+        self._drop(entry, now_s, said_goodbye=True)
+        self._drains.ask(entry.server_id, entry.boot_id, "")
         return entry
 
-    def remove(self, server_id: str) -> Entry | None:
+    def remove(self, server_id: str, now_s: float) -> Entry | None:
         """Forget a server because an operator says so."""
-        return self._entries.pop(server_id, None)
+        entry = self._entries.get(server_id)
+        if entry is not None:
+            self._drop(entry, now_s)
+            self._drains.ask(server_id, entry.boot_id, "")
+        return entry
 
     def drain(self, server_id: str, reason: str) -> Entry | None:
         """Have a server finish what it has; an empty reason takes that back."""
         entry = self._entries.get(server_id)
         if entry is not None:
             entry.drain_reason = reason
+            self._drains.ask(server_id, entry.boot_id, reason)
         return entry
 
     def expire(self, now_s: float) -> list[Entry]:
@@ -182,10 +203,11 @@ class Registry:
         gone = [e for e in self._entries.values() if now_s >= e.expires_s + terms.grace_s]
         for entry in gone:
             self._add_lapse(entry, now_s)
-            del self._entries[entry.server_id]
+            self._drop(entry, now_s)
         self._lapses = {
             key: recent for key in self._lapses if (recent := self._recent_lapses(key, now_s))
         }
+        self._departed.expire(now_s)
         return gone
 
     def next_change_s(self, now_s: float) -> float | None:
@@ -214,15 +236,31 @@ class Registry:
         return entry
 
     def _rivals(self, registration: Registration) -> list[Entry]:
-        return [
-            entry
-            for entry in self._entries.values()
-            if (
-                entry.boot_id != registration.boot_id
-                if entry.server_id == registration.server_id
-                else entry.registration.url == registration.url
-            )
-        ]
+        named = self._entries.get(registration.server_id)
+        there = self._at.get(registration.url)
+        rivals = [named] if named is not None and named.boot_id != registration.boot_id else []
+        if there is not None and there.server_id != registration.server_id:
+            rivals.append(there)
+        return rivals
+
+    def _put(self, entry: Entry) -> None:
+        before = self._entries.get(entry.server_id)
+        if before is not None:
+            self._at.pop(before.registration.url, None)
+        self._entries[entry.server_id] = entry
+        self._at[entry.registration.url] = entry
+
+    def _drop(self, entry: Entry, now_s: float, *, said_goodbye: bool = False) -> None:
+        del self._entries[entry.server_id]
+        self._at.pop(entry.registration.url, None)
+        last = Last(
+            boot_id=entry.boot_id,
+            started_at_s=entry.registration.started_at_s,
+            seq=entry.report.seq,
+            sent_at_s=entry.sent_at_s,
+            said_goodbye=said_goodbye,
+        )
+        self._departed.note(entry.server_id, last, now_s)
 
     def _note_lapse(self, entry: Entry, now_s: float) -> bool:
         if now_s < entry.expires_s:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sgl_router_afd.control.placement import Group
+from sgl_router_afd.control.group import Group
 from sgl_router_afd.control.probe import Proof
 from sgl_router_afd.control.registry import Entry
 from sglang_afd.config import Role
@@ -124,7 +124,7 @@ def stand_of_group(group: Group, stands: Mapping[str, Stand], past: Past) -> Gro
     if extinct:
         return GroupStand(state=GroupState.DEAD, reason=extinct)
     was_ready = (past.was_ready and not past.was_dead) or _has_served(group)
-    gap = group.gap() or _whats_missing(group)
+    gap = group.gap or _whats_missing(group)
     if gap:
         state = GroupState.DEGRADED if was_ready else GroupState.FORMING
         return GroupStand(state=state, reason=gap)
@@ -139,6 +139,28 @@ def stand_of_group(group: Group, stands: Mapping[str, Stand], past: Past) -> Gro
     return GroupStand(
         state=GroupState.READY, reason=f"{reason}; {_listed(others)}" if others else reason
     )
+
+
+def stands_where_all_drain(
+    group: Group, stands: Mapping[str, Stand], reason: str, *, was_asked: bool
+) -> dict[str, Stand]:
+    """Of the servers of a group that drains: those that are well drain with it.
+
+    Args:
+        group: Who belongs together.
+        stands: Of each of its servers alone, by server id.
+        reason: Why the group drains.
+        was_asked: Whether the group as a whole was asked to. Else its MLP servers go on.
+    """
+    overruled = (Standing.SERVING, Standing.WAITING) if was_asked else (Standing.SERVING,)
+    drains = Stand(standing=Standing.DRAINING, reason=f"{group.name} drains: {reason}")
+    return {
+        entry.server_id: drains
+        if stands[entry.server_id].standing in overruled
+        and (was_asked or entry.registration.role is Role.ATTN)
+        else stands[entry.server_id]
+        for entry in group.servers()
+    }
 
 
 def _group_drain(group: Group, stands: Mapping[str, Stand], past: Past) -> str:

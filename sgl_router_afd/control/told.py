@@ -50,7 +50,7 @@ def _mlp_urls(entry: Entry, view: View | None) -> tuple[str, ...]:
         return ()
     if entry.registration.role is Role.MLP and view.group.mlp.get(0) is entry:
         return ()
-    return view.group.mlp_urls()
+    return view.group.mlp_urls
 
 
 def _reason(entry: Entry, view: View | None, groups: Groups) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fake_loop import FakeLoop
 from router_servers import FakeServer, attn, mlp
 
-from sgl_router_afd.control.epochs import Epochs
-from sgl_router_afd.control.persist import Floors
+from sgl_router_afd.control.ledger import Ledger
+from sgl_router_afd.control.persist import Saved
 from sgl_router_afd.control.plane import ControlPlane, Probe
 from sgl_router_afd.control.probe import Outcome
 from sgl_router_afd.dataplane.counters import RelayCounters, SharedCounters
@@ -19,18 +19,18 @@ class RouterFleet:
     """A fleet, what it publishes and what it probes.
 
     Args:
-        epochs: Those of its groups.
+        ledger: What outlives it.
         passes_probes: Whether every probe passes by itself, a moment later.
     """
 
-    def __init__(self, epochs: Epochs | None = None, *, passes_probes: bool = True) -> None:
+    def __init__(self, ledger: Ledger | None = None, *, passes_probes: bool = True) -> None:
         self.loop = FakeLoop(now_s=1000.0)
         self.shared = SharedCounters.create(1)
         self.relay = RelayCounters(self.shared, 0)
         self.book = TrafficBook(self.shared, self.loop.time)
         self.plane = ControlPlane(
             "router",
-            epochs or Epochs(Floors(), lambda floors: None),
+            ledger or Ledger(Saved(), lambda saved: None),
             started_s=self.loop.now_s,
             num_in_flight=self.book.num_in_flight,
         )

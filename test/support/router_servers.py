@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from sgl_router_afd.control.epochs import Epochs
-from sgl_router_afd.control.persist import Floors
+from sgl_router_afd.control.ledger import Ledger
+from sgl_router_afd.control.persist import Saved
 from sgl_router_afd.control.plane import ControlPlane
 from sgl_router_afd.control.probe import Outcome
 from sgl_router_afd.control.ratio import Ratio
@@ -41,6 +41,7 @@ class FakeServer:
         self.registration = registration
         self.report = registration.report
         self.lease: Lease | None = None
+        self.sent_at_s = registration.sent_at_s  # of the last message
 
     @property
     def id(self) -> str:
@@ -65,14 +66,26 @@ class FakeServer:
         lease = self.lease
         group, epoch = (lease.group, lease.epoch) if lease is not None else ("", 0)
         self.registration = msgspec.structs.replace(
-            self.registration, group=group, epoch=epoch, report=self._next_report()
+            self.registration,
+            group=group,
+            epoch=epoch,
+            report=self._next_report(),
+            sent_at_s=self._stamp(),
         )
-        self.lease = plane.register(self.registration, now_s)
+        entry = plane.register(self.registration, now_s)
+        plane.update(now_s)
+        self.lease = plane.lease(entry)
         return self.lease
 
     def renew(self, plane: ControlPlane, now_s: float) -> Lease:
-        self.lease = plane.renew(self.renewal(), now_s)
+        entry = plane.renew(self.renewal(), now_s)
+        settle(plane, now_s)
+        self.lease = plane.lease(entry)
         return self.lease
+
+    def leave(self, plane: ControlPlane, now_s: float) -> None:
+        plane.leave(self.leaving(), now_s)
+        plane.update(now_s)
 
     def renewal(self) -> Renewal:
         return Renewal(
@@ -80,7 +93,7 @@ class FakeServer:
             server_id=self.id,
             boot_id=self.boot_id,
             lease_id=self.lease.lease_id if self.lease is not None else "none",
-            sent_at_s=0.0,
+            sent_at_s=self._stamp(),
             report=self._next_report(),
         )
 
@@ -91,7 +104,7 @@ class FakeServer:
             server_id=self.id,
             boot_id=self.boot_id,
             lease_id=lease_id,
-            sent_at_s=0.0,
+            sent_at_s=self._stamp(),
         )
 
     def restarted(self, boot_id: str) -> FakeServer:
@@ -108,6 +121,10 @@ class FakeServer:
                 ),
             )
         )
+
+    def _stamp(self) -> float:
+        self.sent_at_s += 0.001
+        return self.sent_at_s
 
     def _next_report(self) -> Report:
         self.says(seq=self.report.seq + 1)
@@ -144,12 +161,25 @@ def mlp(name: str, rank: int = 0, ep_size: int = 1, **changes: Any) -> FakeServe
 
 
 def a_plane(
-    floors: Floors | None = None, ratio: Ratio | None = None, *, saved: list[Floors] | None = None
+    last: Saved | None = None, ratio: Ratio | None = None, *, saved: list[Saved] | None = None
 ) -> ControlPlane:
-    """A control plane that began at 0, whose floors go to `saved`."""
+    """A control plane that began at 0 with what was saved last; what it saves goes to `saved`."""
     keep = saved if saved is not None else []
-    epochs = Epochs(floors or Floors(), keep.append)
-    return ControlPlane("router", epochs, started_s=0.0, ratio=ratio)
+    ledger = Ledger(last or Saved(), keep.append)
+    return ControlPlane("router", ledger, started_s=0.0, ratio=ratio)
+
+
+def settle(plane: ControlPlane, now_s: float) -> None:
+    """Decide what is not decided yet, as a fleet does a moment after each message."""
+    if plane.is_undecided:
+        plane.update(now_s)
+
+
+def told(plane: ControlPlane, server_id: str) -> Lease:
+    """What a server would be told now."""
+    entry = plane.registry.get(server_id)
+    assert entry is not None, f"{server_id} is not there"
+    return plane.lease(entry)
 
 
 def register_all(plane: ControlPlane, now_s: float, *servers: FakeServer) -> None:
@@ -167,6 +197,7 @@ def pass_probes(plane: ControlPlane, now_s: float) -> list[str]:
     probes = plane.start_probes(now_s)
     for probe in probes:
         plane.end_probe(probe, Outcome.PASSED, "", now_s)
+    settle(plane, now_s)
     return [probe.server_id for probe in probes]
 
 

@@ -12,8 +12,8 @@ from router_fleet import a_group
 from router_servers import TTL_S, attn, load_of, mlp
 
 from sgl_router_afd.control import persist
-from sgl_router_afd.control.epochs import Epochs
-from sgl_router_afd.control.persist import Floors
+from sgl_router_afd.control.ledger import Ledger
+from sgl_router_afd.control.persist import Saved
 from sgl_router_afd.control.probe import Outcome
 from sgl_router_afd.control.routing import Candidates, Hold
 from sgl_router_afd.dataplane.counters import IN_FLIGHT, MAX_SERVERS
@@ -224,11 +224,11 @@ def test_where_epochs_cannot_be_saved_all_stays_as_it_is_until_they_can(
 ) -> None:
     is_full = False
 
-    def save(floors: Floors) -> None:
+    def save(saved: Saved) -> None:
         if is_full:
             raise ConfigError("--state-file /x cannot be written: no space left")
 
-    world = World(Epochs(Floors(), save))
+    world = World(Ledger(Saved(), save))
     a_group(world, "attn-0")
 
     is_full = True
@@ -247,11 +247,11 @@ def test_where_epochs_cannot_be_saved_all_stays_as_it_is_until_they_can(
 def test_whoever_left_or_was_restarted_gets_nothing_while_groups_stay_as_they_are() -> None:
     is_full = False
 
-    def save(floors: Floors) -> None:
+    def save(saved: Saved) -> None:
         if is_full:
             raise ConfigError("--state-file /x cannot be written: no space left")
 
-    world = World(Epochs(Floors(), save))
+    world = World(Ledger(Saved(), save))
     expert, servers = a_group(world, "attn-0", "attn-1", "attn-2")
     is_full = True
 
@@ -271,14 +271,14 @@ def test_whoever_left_or_was_restarted_gets_nothing_while_groups_stay_as_they_ar
 def test_a_probe_of_a_server_that_left_is_not_looked_for_again_and_again() -> None:
     num_saves = 0
 
-    def save(floors: Floors) -> None:
+    def save(saved: Saved) -> None:
         nonlocal num_saves
         num_saves += 1
         if is_full:
             raise ConfigError("--state-file /x cannot be written: no space left")
 
     is_full = False
-    world = World(Epochs(Floors(), save), passes_probes=False)
+    world = World(Ledger(Saved(), save), passes_probes=False)
     a_group(world, "attn-0")
     world.fleet.on_probe_end(world.probes[0], Outcome.FAILED, "HTTP 500")
     is_full, num_saves = True, 0
@@ -292,7 +292,7 @@ def test_a_probe_of_a_server_that_left_is_not_looked_for_again_and_again() -> No
 
 def test_an_epoch_is_in_the_file_before_a_server_or_a_table_tells_it(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    world = World(Epochs(Floors(), lambda floors: persist.save(path, floors)))
+    world = World(Ledger(Saved(), lambda saved: persist.save(path, saved)))
     server = mlp("mlp-0")
 
     lease = server.register(world.plane, world.loop.now_s)

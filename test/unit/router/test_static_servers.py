@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from fake_loop import FakeLoop
 from fake_registration import FakeRegistration
-from router_servers import TTL_S, a_plane, attn, mlp, pass_probes, register_all
+from router_servers import TTL_S, a_plane, attn, mlp, pass_probes, register_all, settle, told
 
 from sgl_router_afd.control.plane import ControlPlane
 from sgl_router_afd.control.standing import Standing
@@ -47,6 +47,7 @@ class World:
 
     def _count(self) -> None:
         self.num_changes += 1
+        settle(self.plane, self.loop.now_s)
 
 
 def test_a_server_that_answers_is_registered_under_the_url_that_the_router_was_given() -> None:
@@ -80,16 +81,15 @@ def test_every_answer_renews_the_lease_and_takes_the_report() -> None:
 def test_a_lease_that_ran_out_is_taken_anew_in_the_same_group() -> None:
     world = World()
     world.answer()
-    before = world.plane.lease_of("attn-30001")
+    before = told(world.plane, "attn-30001")
     world.loop.advance(2 * TTL_S)
     world.plane.update(world.loop.now_s)
     gone = world.servers.unheard()
 
     world.answer()
 
-    after = world.plane.lease_of("attn-30001")
+    after = told(world.plane, "attn-30001")
     assert gone == ((URL, ""),)
-    assert before is not None and after is not None
     assert after.group == before.group and after.epoch > before.epoch
 
 
@@ -199,7 +199,7 @@ def test_a_server_that_registers_by_itself_too_is_there_once_and_is_not_static()
     own = decode_to_router(world.process.body(30001, READY))
     assert isinstance(own, Registration)
 
-    lease = world.plane.register(own, 0.0)
+    entry = world.plane.register(own, 0.0)
     world.answer()
     later = decode_to_router(world.process.body(30001, READY))
     assert isinstance(later, Registration)
@@ -208,14 +208,14 @@ def test_a_server_that_registers_by_itself_too_is_there_once_and_is_not_static()
             version=1,
             server_id=own.server_id,
             boot_id=own.boot_id,
-            lease_id=lease.lease_id,
+            lease_id=entry.lease_id,
             sent_at_s=0.0,
             report=later.report,
         ),
         1.0,
     )
 
-    assert renewed.lease_id == lease.lease_id
+    assert renewed is entry
     assert len(world.plane.registry) == 1
     assert world.servers.url_of("attn-30001") == ""
     assert world.servers.unheard() == ()
@@ -225,12 +225,11 @@ def test_a_server_that_registered_by_itself_first_keeps_its_own_lease() -> None:
     world = World()
     own = decode_to_router(world.process.body(30001, READY))
     assert isinstance(own, Registration)
-    lease = world.plane.register(own, 0.0)
+    entry = world.plane.register(own, 0.0)
 
     world.answer()
 
-    after = world.plane.lease_of(own.server_id)
-    assert after is not None and after.lease_id == lease.lease_id
+    assert told(world.plane, own.server_id).lease_id == entry.lease_id
     assert (world.servers.url_of(own.server_id), world.servers.unheard()) == ("", ())
 
 

@@ -8,7 +8,7 @@ import random
 import pytest
 from router_servers import OTHER, TTL_S, FakeServer, a_plane, attn, load_of, mlp
 
-from sgl_router_afd.control.persist import Floors
+from sgl_router_afd.control.persist import Saved
 from sgl_router_afd.control.plane import ControlPlane
 from sgl_router_afd.control.probe import Outcome
 from sgl_router_afd.control.ratio import Ratio
@@ -45,7 +45,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.saved = [Floors()]
+        self.saved = [Saved()]
         self.now_s = 0.0
         self.ratio = self.rng.choice([None, Ratio(num_attn=2, num_mlp=1)])
         self.servers = fleet()
@@ -87,6 +87,11 @@ class World:
     def drain_group(self, server: FakeServer) -> None:
         self.plane.drain_group("group-1", self.rng.choice(["", "maintenance"]), self.now_s)
 
+    def take_drains_back(self) -> None:
+        self.plane.drain_group("group-1", "", self.now_s)
+        for entry in self.plane.registry:
+            self.plane.drain(entry.server_id, "", self.now_s)
+
     def wait(self, server: FakeServer) -> None:
         self.now_s += self.rng.choice([5.0, TTL_S + 1, 3 * TTL_S, 700.0])
 
@@ -95,7 +100,7 @@ class World:
 
     def leave(self, server: FakeServer) -> None:
         with contextlib.suppress(Refused):
-            self.plane.leave(server.leaving(), self.now_s)
+            server.leave(self.plane, self.now_s)
 
     def renew(self, server: FakeServer) -> None:
         if server.id in self.dead:
@@ -192,15 +197,13 @@ def test_whatever_happened_servers_that_are_well_for_a_while_all_serve(seed: int
     for _ in range(STEPS):
         world.step()
     world.dead.clear()
-    world.plane.drain_group("group-1", "", world.now_s)
-    for entry in list(world.plane.registry):
-        world.plane.drain(entry.server_id, "", world.now_s)
 
     for _ in range(60):  # two minutes: longer than any probation, and than lapses count
         world.now_s += 2.0
         for server in world.servers:
             world.attach(server)
             world.renew(server)
+        world.take_drains_back()
         for server_id in world.plane.probes.due(world.now_s):
             attachment = world.plane.probes.on_started(server_id, world.now_s)
             world.plane.probes.on_outcome(server_id, Outcome.PASSED, "", world.now_s, attachment)

@@ -230,7 +230,7 @@ def test_requests_wait_for_a_group_while_one_of_its_servers_is_restarted() -> No
     plane, expert, [server] = ready_group()
     expert.says(is_draining=True).renew(plane, 1.0)
     draining = plane.route("tiny")
-    plane.leave(expert.leaving(), 2.0)
+    expert.leave(plane, 2.0)
     away = state(plane)[0], plane.route("tiny")
     back = expert.restarted("mlp-0.boot-2")
     back.register(plane, 3.0)
@@ -249,7 +249,7 @@ def test_requests_for_a_dead_group_wait_for_so_long_and_are_never_of_an_unknown_
 ) -> None:
     plane, expert, [server] = ready_group()
     leaving, staying = (server, expert) if role == "attn" else (expert, server)
-    plane.leave(leaving.leaving(), 1.0)
+    leaving.leave(plane, 1.0)
 
     early = plane.route("tiny")
     staying.renew(plane, 6.0)
@@ -273,8 +273,8 @@ def test_requests_do_not_wait_for_a_group_that_an_operator_drains() -> None:
 
 def test_a_group_without_any_server_speaks_for_its_model_only_where_no_other_does() -> None:
     plane, expert, [server] = ready_group()
-    plane.leave(server.leaving(), 1.0)
-    plane.leave(expert.leaving(), 1.0)
+    server.leave(plane, 1.0)
+    expert.leave(plane, 1.0)
     alone = plane.route(None)
     other = mlp("mlp-1", fingerprint=OTHER)
     register_all(plane, 2.0, other, attn("attn-1", fingerprint=OTHER).attach(other))
@@ -366,6 +366,7 @@ def test_a_pair_that_fails_its_probe_is_degraded() -> None:
     [probe] = plane.start_probes(1.0)
 
     plane.end_probe(probe, Outcome.FAILED, "500", 2.0)
+    plane.update(2.0)
 
     assert state(plane)[0] is GroupState.DEGRADED
     assert "its pair probe failed (500)" in state(plane)[1]
@@ -414,7 +415,7 @@ def test_a_group_that_loses_a_rank_is_degraded_and_its_successor_completes_it() 
     register_all(plane, 0.0, *ranks, server)
     pass_probes(plane, 0.0)
     epoch = plane.groups.views["group-1"].epoch
-    plane.leave(ranks[1].leaving(), 1.0)
+    ranks[1].leave(plane, 1.0)
     assert state(plane)[0] is GroupState.DEGRADED
 
     spare = mlp("spare", 1, 2)
@@ -512,7 +513,7 @@ def test_ranks_that_leave_experts_out_leave_the_group_forming() -> None:
 
 def test_a_group_without_mlp_servers_is_dead_until_they_are_back() -> None:
     plane, expert, [server] = ready_group()
-    plane.leave(expert.leaving(), 1.0)
+    expert.leave(plane, 1.0)
     dead = state(plane)
     server.says(condition=Condition.DETACHED, reason="nobody is there", attached=())
     server.renew(plane, 2.0)
@@ -530,7 +531,7 @@ def test_a_group_without_mlp_servers_is_dead_until_they_are_back() -> None:
 
 def test_a_group_without_attention_servers_is_dead_and_wires_again_with_a_new_one() -> None:
     plane, expert, [server] = ready_group()
-    plane.leave(server.leaving(), 1.0)
+    server.leave(plane, 1.0)
     assert state(plane)[0] is GroupState.DEAD
 
     attn("attn-1").register(plane, 2.0)
@@ -638,8 +639,8 @@ def test_a_group_whose_servers_are_all_in_another_one_is_not_shown_as_dead() -> 
 
 def test_a_group_that_begins_anew_under_a_forgotten_name_is_an_event_again() -> None:
     plane = a_plane()
-    for boot_id in ("one", "two"):
-        half = mlp("mlp-0", 0, 2, boot_id=boot_id)
+    for started_at_s in (1000.0, 2000.0):
+        half = mlp("mlp-0", 0, 2, boot_id=f"boot-{started_at_s}", started_at_s=started_at_s)
         half.register(plane, 0.0)
         plane.remove("mlp-0", 0.0)
 
@@ -666,6 +667,7 @@ def test_a_server_that_refuses_connections_gets_no_requests_until_its_probe_pass
     plane, _, _ = ready_group("attn-0", "attn-1")
 
     plane.on_trouble("attn-1", "refuses connections", 1.0, is_certain=True)
+    plane.update(1.0)
 
     assert traffic(plane) == ("attn-0",)
     assert pass_probes(plane, 1.0) == ["attn-1"]

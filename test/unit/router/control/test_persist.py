@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sgl_router_afd.control.epochs import Epochs
-from sgl_router_afd.control.persist import Saved, load, save
+from sgl_router_afd.control.persist import Saved, SavedDrain, load, save
 from sglang_afd.errors import ConfigError
 
 
@@ -16,21 +15,39 @@ def test_a_first_start_has_no_floors(tmp_path: Path) -> None:
     assert load(tmp_path / "state.json") == Saved()
 
 
+WHOLE = Saved(
+    base=3,
+    groups={"group-1": 7},
+    places={"attn-0": "group-1"},
+    drains={"attn-0": SavedDrain(boot_id="boot-1", reason="new kernel")},
+    group_drains={"group-1": "move"},
+)
+
+
 def test_what_was_saved_is_read(tmp_path: Path) -> None:
-    floors = Saved(base=3, groups={"group-1": 7})
+    save(tmp_path / "state.json", WHOLE)
 
-    save(tmp_path / "state.json", floors)
-
-    assert load(tmp_path / "state.json") == floors
+    assert load(tmp_path / "state.json") == WHOLE
     assert os.listdir(tmp_path) == ["state.json"]
 
 
 def test_the_file_has_golden_bytes(tmp_path: Path) -> None:
-    save(tmp_path / "state.json", Saved(base=3, groups={"group-1": 7}))
+    save(tmp_path / "state.json", WHOLE)
 
     text = (tmp_path / "state.json").read_bytes()
 
-    assert text == b'{"version":1,"base":3,"groups":{"group-1":7}}'
+    assert text == (
+        b'{"version":1,"base":3,"groups":{"group-1":7},"places":{"attn-0":"group-1"},'
+        b'"drains":{"attn-0":{"boot_id":"boot-1","reason":"new kernel"}},'
+        b'"group_drains":{"group-1":"move"}}'
+    )
+
+
+def test_a_file_from_before_it_held_more_than_epochs_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    path.write_bytes(b'{"version":1,"base":3,"groups":{"group-1":7}}')
+
+    assert load(path) == Saved(base=3, groups={"group-1": 7})
 
 
 def test_a_file_that_cannot_be_replaced_stays_as_it_was(
@@ -111,43 +128,6 @@ def test_a_path_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
         save(tmp_path / "none" / "state.json", Saved())
 
 
-def test_an_epoch_that_cannot_be_saved_is_not_in_force() -> None:
-    def fail(saved: Saved) -> None:
-        raise ConfigError("the disk is full")
-
-    epochs = Epochs(Saved(groups={"group-1": 7}), fail)
-    with pytest.raises(ConfigError):
-        epochs.advance("group-1")
-
-    assert epochs.of("group-1") == 7
-
-
-def test_a_forgotten_name_begins_above_all_epochs_that_it_had() -> None:
-    saved: list[Saved] = []
-    epochs = Epochs(Saved(groups={"group-1": 7}), saved.append)
-
-    epochs.forget("group-1")
-
-    assert epochs.known_names() == frozenset()
-    assert Epochs(saved[-1], saved.append).advance("group-1") == 8
-
-
-def test_an_epoch_that_a_server_heard_of_is_never_undercut() -> None:
-    epochs = Epochs(Saved(groups={"group-1": 7}), lambda floors: None)
-
-    raised = epochs.raise_to("group-1", 9), epochs.raise_to("group-1", 8)
-
-    assert raised == (9, 9)
-
-
-def test_an_epoch_that_no_group_can_have_come_to_is_not_followed() -> None:
-    epochs = Epochs(Saved(groups={"group-1": 7}), lambda floors: None)
-
-    raised = epochs.raise_to("group-1", 2**48)
-
-    assert (raised, epochs.advance("group-1")) == (7, 8)
-
-
 @pytest.mark.parametrize("epoch", ["-1", "281474976710656", "99999999999999999999999"])
 def test_a_file_with_an_epoch_that_no_lease_has_room_for_is_refused(
     tmp_path: Path, epoch: str
@@ -157,11 +137,3 @@ def test_a_file_with_an_epoch_that_no_lease_has_room_for_is_refused(
 
     with pytest.raises(ConfigError, match=f"damaged: it has the epoch {epoch}"):
         load(path)
-
-
-def test_an_epoch_of_a_name_that_was_forgotten_does_not_come_back() -> None:
-    epochs = Epochs(Saved(base=9), lambda floors: None)
-
-    epochs.raise_to("group-1", 8)
-
-    assert epochs.advance("group-1") == 10

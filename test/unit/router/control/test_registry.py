@@ -175,7 +175,7 @@ def test_a_server_that_leaves_is_gone_at_once() -> None:
     server = attn("attn-0")
     registry = registered(server)
 
-    registry.leave(server.leaving())
+    registry.leave(server.leaving(), 1.0)
 
     assert len(registry) == 0
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from router_servers import TTL_S, FakeServer, a_plane, attn, mlp, pass_probes, register_all
+from router_servers import TTL_S, FakeServer, a_plane, attn, mlp, pass_probes, register_all, told
 
-from sgl_router_afd.control.persist import Floors
+from sgl_router_afd.control.persist import Saved
 from sgl_router_afd.control.plane import ControlPlane
 from sgl_router_afd.control.ratio import Ratio
 
@@ -22,7 +22,7 @@ def picture(plane: ControlPlane) -> dict[str, tuple[object, ...]]:
     }
 
 
-def two_groups(saved: list[Floors]) -> tuple[ControlPlane, list[FakeServer]]:
+def two_groups(saved: list[Saved]) -> tuple[ControlPlane, list[FakeServer]]:
     """Two groups of two ranks, three and two attention servers, all READY; two epochs behind."""
     plane = a_plane(ratio=Ratio(num_attn=3, num_mlp=2), saved=saved)
     experts = [mlp(f"mlp-{i}", i % 2, 2) for i in range(4)]
@@ -41,12 +41,12 @@ def two_groups(saved: list[Floors]) -> tuple[ControlPlane, list[FakeServer]]:
 @pytest.mark.parametrize("has_file", [True, False])
 @pytest.mark.parametrize("seed", range(20))
 def test_after_all_have_registered_again_everything_is_as_before(seed: int, has_file: bool) -> None:
-    saved: list[Floors] = []
+    saved: list[Saved] = []
     before, servers = two_groups(saved)
     random.Random(seed).shuffle(servers)
-    floors = saved[-1] if has_file else Floors()
+    last = saved[-1] if has_file else Saved()
 
-    after = a_plane(floors, Ratio(num_attn=3, num_mlp=2))
+    after = a_plane(last, Ratio(num_attn=3, num_mlp=2))
     for index, server in enumerate(servers):
         server.register(after, TTL_S * index / len(servers))
         pass_probes(after, TTL_S * index / len(servers))
@@ -55,7 +55,7 @@ def test_after_all_have_registered_again_everything_is_as_before(seed: int, has_
 
 
 def test_a_server_that_has_a_group_is_not_put_into_another_before_all_could_register() -> None:
-    saved: list[Floors] = []
+    saved: list[Saved] = []
     _, servers = two_groups(saved)
     mine = next(one for one in servers if one.id == "attn-4")
     others = [one for one in servers if one.id in ("mlp-0", "mlp-1")]
@@ -69,7 +69,7 @@ def test_a_server_that_has_a_group_is_not_put_into_another_before_all_could_regi
 
 
 def test_a_server_whose_group_does_not_come_back_joins_another() -> None:
-    saved: list[Floors] = []
+    saved: list[Saved] = []
     _, servers = two_groups(saved)
     mine = next(one for one in servers if one.id == "attn-4")
     others = [one for one in servers if one.id in ("mlp-0", "mlp-1")]
@@ -79,13 +79,11 @@ def test_a_server_whose_group_does_not_come_back_joins_another() -> None:
 
     after.update(TTL_S + 0.1)
 
-    lease = after.lease_of("attn-4")
-    assert lease is not None
-    assert lease.group == "group-1"
+    assert told(after, "attn-4").group == "group-1"
 
 
 def test_a_member_that_an_earlier_router_did_not_know_changes_the_epoch() -> None:
-    saved: list[Floors] = []
+    saved: list[Saved] = []
     before, servers = two_groups(saved)
     after = a_plane(saved[-1])
     register_all(after, 0.0, *servers)
@@ -98,7 +96,7 @@ def test_a_member_that_an_earlier_router_did_not_know_changes_the_epoch() -> Non
 
 
 def test_an_epoch_is_saved_before_a_server_hears_of_it() -> None:
-    saved: list[Floors] = []
+    saved: list[Saved] = []
     plane = a_plane(saved=saved)
 
     lease = mlp("mlp-0").register(plane, 0.0)
@@ -108,7 +106,7 @@ def test_an_epoch_is_saved_before_a_server_hears_of_it() -> None:
 
 
 def test_names_of_groups_that_did_not_come_back_are_not_given_to_new_ones() -> None:
-    plane = a_plane(Floors(groups={"group-1": 7}))
+    plane = a_plane(Saved(groups={"group-1": 7}))
 
     lease = mlp("mlp-0").register(plane, 0.0)
 

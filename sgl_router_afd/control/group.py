@@ -1,0 +1,88 @@
+"""One group at one moment: what its servers agree on, who they are, and what is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from sgl_router_afd.control.registry import Entry
+from sglang_afd.errors import ConfigError
+from sglang_afd.protocol.registration import Condition
+from sglang_afd.topology import check_coverage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What all servers of a group must agree on."""
+
+    fingerprint: str
+    num_experts: int
+    ep_size: int  # 0: its MLP servers are not registered, its attention servers know them
+    own_urls: tuple[str, ...] = ()  # of those MLP servers then
+
+
+@dataclass(kw_only=True)
+class Group:
+    """Who belongs together.
+
+    What is worked out of its MLP servers is kept: ask for it when all of them are placed.
+    """
+
+    name: str
+    shape: Shape
+    mlp: dict[int, Entry] = field(default_factory=dict)  # by rank
+    attn: list[Entry] = field(default_factory=list)
+
+    @property
+    def wires_itself(self) -> bool:
+        """Do its attention servers attach to MLP servers that the router does not know?"""
+        return self.shape.ep_size == 0
+
+    @cached_property
+    def boot_ids(self) -> frozenset[str]:
+        """The processes of its MLP servers."""
+        return frozenset(entry.boot_id for entry in self.mlp.values())
+
+    def servers(self) -> list[Entry]:
+        return [*(entry for _, entry in sorted(self.mlp.items())), *self.attn]
+
+    @cached_property
+    def gap(self) -> str:
+        """What keeps its experts from being covered, for people; "" if they are."""
+        if self.wires_itself:
+            return ""
+        missing = [str(rank) for rank in range(self.shape.ep_size) if rank not in self.mlp]
+        if missing:
+            return (
+                f"of its {self.shape.ep_size} MLP servers rank {', '.join(missing)} is not there; "
+                "start it with the same --ep-size"
+            )
+        for rank, entry in sorted(self.mlp.items()):
+            if is_displaced(entry):
+                return f"MLP server {entry.server_id} waits for rank {rank}: {entry.report.reason}"
+            is_loading = entry.report.condition is Condition.LOADING
+            if is_loading or not entry.registration.exchange_address:
+                return f"MLP server {entry.server_id} loads the experts of rank {rank}"
+        try:
+            check_coverage(self.ranges(), self.shape.num_experts)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    def ranges(self) -> list[tuple[int, int]]:
+        shards = [entry.registration.shard for entry in self.mlp.values()]
+        return [(shard.first_expert, shard.stop_expert) for shard in shards if shard is not None]
+
+    @cached_property
+    def mlp_urls(self) -> tuple[str, ...]:
+        """Where its rank 0 may be; empty if only the attention servers know."""
+        if 0 in self.mlp:
+            leader = self.mlp[0].registration
+            return tuple(dict.fromkeys((leader.url, *leader.peer_urls)))
+        others = [entry.registration for _, entry in sorted(self.mlp.items())]
+        return tuple(dict.fromkeys(url for other in others for url in other.peer_urls))
+
+
+def is_displaced(entry: Entry) -> bool:
+    """Does another server serve its rank, as it says itself?"""
+    return entry.report.condition is Condition.DISPLACED

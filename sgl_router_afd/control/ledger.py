@@ -1,0 +1,86 @@
+"""What must outlive the router: epochs, where servers were, what operators asked to drain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Set
+
+from sgl_router_afd.control.drains import Drains
+from sgl_router_afd.control.epochs import Epochs
+from sgl_router_afd.control.persist import Saved
+
+FORGET_S = 600.0  # how long a server that is away, or a group without any, is remembered
+
+
+class Ledger:
+    """Changed by those who decide, and saved by them before anybody hears of it.
+
+    Args:
+        saved: What was saved last.
+        save: Makes what it is given outlive this process, or raises.
+    """
+
+    def __init__(self, saved: Saved, save: Callable[[Saved], None]) -> None:
+        self.epochs = Epochs(saved.base, saved.groups)
+        self.drains = Drains(saved.drains, saved.group_drains)
+        self._places = dict(saved.places)
+        self._unseen = dict(saved.places)
+        self._away_since_s: dict[str, float] = {}
+        self._save = save
+        self._last = saved
+
+    @property
+    def unseen(self) -> Mapping[str, str]:
+        """The group of each server that had one under an earlier router, and none here yet."""
+        return self._unseen
+
+    def note_places(self, group_of: Mapping[str, str]) -> None:
+        """These servers are in these groups now."""
+        self._places.update(group_of)
+        for server_id in self._unseen.keys() & group_of.keys():
+            del self._unseen[server_id]
+
+    def forget_group(self, name: str) -> None:
+        """Nobody needs its name any more."""
+        self.epochs.forget(name)
+        self.drains.ask_group(name, "")
+        self._forget(server_id for server_id, held in list(self._places.items()) if held == name)
+
+    def forget_who_is_away(self, present: Set[str], now_s: float) -> None:
+        """To be called at times with the servers that are registered."""
+        away = (self._places.keys() | self.drains.servers.keys()) - present
+        self._away_since_s = {name: self._away_since_s.get(name, now_s) for name in away}
+        for server_id, since_s in self._away_since_s.items():
+            if now_s >= since_s + FORGET_S:
+                self._forget([server_id])
+                self.drains.ask(server_id, "", "")
+
+    def save_epochs(self) -> None:
+        """If there are new ones, save them; nobody may hear of them before.
+
+        Raises:
+            ConfigError: They cannot be saved.
+        """
+        if (self.epochs.base, self.epochs.groups) != (self._last.base, self._last.groups):
+            self.save()
+
+    def save(self) -> None:
+        """Save what is new.
+
+        Raises:
+            ConfigError: It cannot be saved.
+        """
+        now = Saved(
+            base=self.epochs.base,
+            groups=dict(self.epochs.groups),
+            places=dict(self._places),
+            drains=dict(self.drains.servers),
+            group_drains=dict(self.drains.groups),
+        )
+        if now != self._last:
+            self._save(now)
+            self._last = now
+
+    def _forget(self, server_ids: Iterable[str]) -> None:
+        for server_id in server_ids:
+            self._places.pop(server_id, None)
+            self._unseen.pop(server_id, None)
