@@ -168,7 +168,15 @@ class Runner:
         """All at the same time, so that their rows meet in rounds as they do when it is timed."""
         names = [f"logits-{child.spec.name}-{num_rows}.npy" for child in decoders]
         files = [self._launcher.directory / name for name in names]
-        orders = [{"do": "probe", "file": str(file), "num_rows": num_rows} for file in files]
+        orders = [
+            {
+                "do": "probe",
+                "file": str(file),
+                "num_rows": num_rows,
+                "first": index * num_rows // len(files),
+            }
+            for index, file in enumerate(files)
+        ]
         with _named(f"logits of {num_rows} rows"):
             block.ask_all(decoders, *orders)
         return files

@@ -99,7 +99,7 @@ def _decoded(decoder: Decoder, order: Message) -> Message:
         case "probe":
             import numpy as np
 
-            np.save(order["file"], decoder.probe(order["num_rows"]))
+            np.save(order["file"], decoder.probe(order["num_rows"], order["first"]))
             return {}
         case "prepare":
             decoder.prepare(

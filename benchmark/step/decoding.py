@@ -121,20 +121,22 @@ class Decoder:
             self._runner.decode_cuda_graph_runner = graphs
         return routing.touched()
 
-    def probe(self, num_rows: int) -> np.ndarray[Any, Any]:
+    def probe(self, num_rows: int, first: int) -> np.ndarray[Any, Any]:
         """Next-token logits of prompts and of teacher-forced decode steps.
 
-        A prompt and what follows it depend on its row only, not on how many there are.
-
         Args:
-            num_rows: Prompts, which decode as one batch.
+            num_rows: Prompts, which decode as one batch; each is the same in every batch.
+            first: Which one comes first; those before it come last. So no two servers have the
+                same prompt in the same row, and rows that go to the other one do not fit.
 
-        Returns: [1 + PROBE_STEPS, rows, vocabulary], of `probed_rows(num_rows)`.
+        Returns: [1 + PROBE_STEPS, prompts, vocabulary], of the prompts `probed_rows(num_rows)`.
         """
         self._bench.clear()
         self._batch = None
         prompts = [
-            _prompt(10_000_000 + row, PROBE_TOKENS + PROBE_STEPS, self._vocabulary)
+            _prompt(
+                10_000_000 + (first + row) % num_rows, PROBE_TOKENS + PROBE_STEPS, self._vocabulary
+            )
             for row in range(num_rows)
         ]
         chunk = max(1, CHUNK_ROWS // PROBE_TOKENS)
@@ -142,7 +144,7 @@ class Decoder:
         for start in range(0, num_rows, chunk):
             part = [prompt[:PROBE_TOKENS] for prompt in prompts[start : start + chunk]]
             prefilled.append(self._extend(part, 0, is_first=start == 0))
-        rows = probed_rows(num_rows)
+        rows = [(prompt - first) % num_rows for prompt in probed_rows(num_rows)]
         found = [torch.cat(prefilled)[rows].float().cpu().numpy()]
         for number in range(PROBE_STEPS):
             tokens = [prompt[PROBE_TOKENS + number] for prompt in prompts]
