@@ -1,7 +1,7 @@
 """Memory of a server that is neither weights, cache nor slots: estimates, all in one place.
 
-Source: estimates for SGLang 0.5.17 and torch 2.11 on an H200, to be replaced by what
-`test/gpu/test_launch.py` prints there.
+Source: estimates for SGLang 0.5.17 and torch 2.11 on an H200; of an MLP rank, what the launches in
+docs/results held there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ GIB = 1 << 30
 CONTEXT_BYTES = round(0.75 * GIB)  # CUDA context, loaded kernels, cuBLAS
 MPS_SERVER_BYTES = round(0.25 * GIB)  # of each GPU that is shared through MPS
 ATTENTION_GRAPHS_BYTES = round(0.5 * GIB)  # decode graphs and the backend's workspace
-MLP_GRAPHS_BYTES = round(0.5 * GIB)  # a graph for each layer and row bucket
+MLP_GRAPHS_BYTES = round(0.1 * GIB)  # a graph for each layer and row bucket
 SPARE_SHARE = 0.02  # of a GPU's free memory is planned for nothing: allocators round up
 # Of a GPU with 60 GiB or more, as SGLang chooses them.
 PREFILL_ROWS = 8192

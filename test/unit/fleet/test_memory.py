@@ -66,6 +66,17 @@ def test_one_gpu_holds_the_experts_once_and_caches_take_the_rest(qwen3_30b: Mode
     assert attn.num_tokens > 600_000  # some 75 GiB at 96 KiB a token
 
 
+@pytest.mark.parametrize(("num_layers", "held_gib"), [(8, 9.9), (12, 14.5)])
+def test_an_mlp_server_is_planned_as_large_as_it_was_on_an_h200(
+    num_layers: int, held_gib: float, tmp_path: Path
+) -> None:
+    model = size_of(tmp_path, QWEN3_30B | {"num_hidden_layers": num_layers})
+
+    planned = plan(model).servers["mlp-0"].num_bytes
+
+    assert planned / GIB == pytest.approx(held_gib, rel=0.02)
+
+
 def test_attention_servers_of_a_gpu_share_what_is_left_equally(qwen3_30b: ModelSize) -> None:
     one, three = plan(qwen3_30b, attn=1), plan(qwen3_30b, attn=3)
 
