@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import resource
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -30,6 +28,7 @@ from sgl_router_afd.gateway.installed import check_version
 from sgl_router_afd.gateway.supervisor import Gateway, GatewayFailed
 from sgl_router_afd.log import start_log
 from sgl_router_afd.open_fleet import open_fleet, running
+from sgl_router_afd.own_directory import own_directory
 from sgl_router_afd.surprises import surprises
 from sgl_router_afd.upstream_session import open_session
 from sglang_afd.errors import ConfigError
@@ -39,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 # The router's own endpoints answer at once.
 CLEANUP_TIMEOUT_S = 1.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,6 +98,7 @@ async def serve(config: RouterConfig) -> None:
         fleet.publish_to(plane.publish)
         await plane.wait_until_listening()
         async with running(fleet, session, config):
+            stop = _StopSignal()  # before anybody is told that it listens, and may stop it
             logger.info(
                 "listening on %s, policy %s, %d servers to ask, %s",
                 *(
@@ -107,7 +108,7 @@ async def serve(config: RouterConfig) -> None:
                     _what_relays(config, doors),
                 ),
             )
-            await _stop_signal()
+            await stop.wait()
             await plane.drain(config.shutdown_timeout_s)
 
 
@@ -134,12 +135,13 @@ async def _open_gateway(
     counters: SharedCounters,
     session: aiohttp.ClientSession,
 ) -> AsyncIterator[DataPlane]:
-    gateway = Gateway(config, doors.address, counters, session, fleet.on_trouble)
-    app = build_app(config, fleet, counters, gateway.metrics)
-    async with _serving(app) as runner, gateway:
-        for listener in doors.own:
-            await web.SockSite(runner, listener).start()
-        yield gateway
+    with own_directory() as directory:
+        gateway = Gateway(config, doors.address, counters, session, fleet.on_trouble, directory)
+        app = build_app(config, fleet, counters, gateway.metrics)
+        async with _serving(app) as runner, gateway:
+            for listener in doors.own:
+                await web.SockSite(runner, listener).start()
+            yield gateway
 
 
 def _url(config: RouterConfig, doors: Doors) -> str:
@@ -156,9 +158,9 @@ def _what_relays(config: RouterConfig, doors: Doors) -> str:
 @asynccontextmanager
 async def _own_endpoints(app: web.Application) -> AsyncIterator[str]:
     """Serve the application on a Unix socket of this user; yields its path."""
-    with tempfile.TemporaryDirectory(prefix="sgl-router-afd-") as directory:
+    with own_directory() as directory:
         async with _serving(app) as runner:
-            path = os.path.join(directory, "control")
+            path = str(directory / "control")
             await web.UnixSite(runner, path).start()
             yield path
 
@@ -173,16 +175,18 @@ async def _serving(app: web.Application) -> AsyncIterator[web.AppRunner]:
         await runner.cleanup()
 
 
-async def _stop_signal() -> None:
-    """Wait for SIGTERM or SIGINT; from then on they do what they do to any process."""
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        loop.add_signal_handler(number, stopped.set)
-    await stopped.wait()
-    for number in signals:
-        loop.remove_signal_handler(number)
+class _StopSignal:
+    """Takes the first SIGTERM or SIGINT; later ones do what they do to any process."""
+
+    def __init__(self) -> None:
+        self._came = asyncio.Event()
+        for number in STOP_SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._came.set)
+
+    async def wait(self) -> None:
+        await self._came.wait()
+        for number in STOP_SIGNALS:
+            asyncio.get_running_loop().remove_signal_handler(number)
 
 
 def _allow_many_connections() -> None:

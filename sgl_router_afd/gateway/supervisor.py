@@ -7,7 +7,6 @@ import contextlib
 import logging
 import signal
 import sys
-import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +50,7 @@ class Gateway:
         counters: Of one relay process, which smg takes the place of.
         session: For questions to smg.
         on_trouble: Told of servers where requests failed.
+        directory: Of this router alone.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Gateway:
         counters: SharedCounters,
         session: aiohttp.ClientSession,
         on_trouble: Callable[[BrokeOff], None],
+        directory: Path,
     ) -> None:
         self._config = config
         self._address = address
         self._session = session
         self._watch = Watch(counters, on_trouble)
         self._own_key = uuid.uuid4().hex
-        self._directory = tempfile.TemporaryDirectory(prefix="sgl-router-afd-")
-        self._path = Path(self._directory.name) / "servers.json"
+        self._path = directory / "servers.json"
         self._manifest = manifest_of(NO_TABLE)
         self._metrics_port = 0
         self._metrics = ""
@@ -93,10 +93,7 @@ class Gateway:
     ) -> None:
         for task in self._tasks:
             task.cancel()
-        try:
-            await self._group.__aexit__(kind, error, trace)
-        finally:
-            self._directory.cleanup()
+        await self._group.__aexit__(kind, error, trace)
 
     async def wait_until_listening(self) -> None:
         await self._is_listening.wait()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from process_trees import children_with
@@ -79,6 +80,25 @@ def test_two_routers_share_a_host_and_a_server_but_never_a_port(raw_server: RawS
         assert [ask(router.address, post()).status for router in (one, two)] == [200, 200]
     assert third.returncode == 2
     assert f"cannot listen on 127.0.0.1:{one.port}" in third.stderr
+
+
+def test_a_router_removes_what_a_killed_one_left_and_nothing_of_one_that_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with RouterProcess():
+        (living,) = os.listdir(tmp_path)
+        with RouterProcess() as killed:
+            (left,) = {*os.listdir(tmp_path)} - {living}
+            killed.process.kill()
+            killed.process.wait()
+
+        with RouterProcess() as third:
+            found = os.listdir(tmp_path)
+
+            assert third.stop() == 0
+        assert living in found and left not in found and len(found) == 2
+        assert os.listdir(tmp_path) == [living]
 
 
 def test_sigterm_under_load_ends_no_stream(raw_server: RawServer) -> None:
