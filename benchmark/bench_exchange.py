@@ -126,6 +126,8 @@ def _run(options: argparse.Namespace) -> int:
     import torch
     from exchange.channel import Channel
 
+    from sglang_afd.errors import PeerLost
+
     ours, theirs = socket.socketpair()
     command = [sys.executable, __file__, "--side", "mlp", "--channel", str(theirs.fileno())]
     command += ["--layers", str(options.layers)]
@@ -152,6 +154,10 @@ def _run(options: argparse.Namespace) -> int:
                     file.write(f"{text}\n")
         channel.say({"do": "stop"})
         return child.wait(60)
+    except PeerLost:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(10)  # it says why it ends
+        raise
     finally:
         is_over.set()  # first, so that what went wrong is told
         child.kill()
@@ -162,7 +168,7 @@ def _end_together(child: subprocess.Popen[bytes], is_over: threading.Event) -> N
     """Nothing else would wake a GPU, and a host that waits for it, whose other side is gone."""
     deadline_s, parent = time.monotonic() + LIMIT_S, os.getppid()
     while not is_over.wait(0.5):
-        if child.poll() not in (None, 0):
+        if child.poll() is not None:
             is_over.wait(5.0)  # whoever hears of it from the channel says more
         if child.poll() is not None or time.monotonic() > deadline_s or os.getppid() != parent:
             if is_over.is_set():

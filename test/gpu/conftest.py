@@ -4,17 +4,19 @@ SGLang is imported once and forked into every server. Without a GPU the tests ar
 TEST_DEVICE=cpu those that can run on a CPU do, to find what is wrong with the tests themselves.
 
 Tests that need no server come first; meanwhile SGLang is imported, and the first servers start.
-What kills servers comes last. On 16 cores and a machine whose kernels are compiled, in seconds:
+compute-sanitizer runs beside all that, and is asked late. What kills servers comes at the end, and
+then the launcher, which wants the whole GPU. On 16 cores and a machine whose kernels are compiled,
+in seconds, worked out from phases that were timed one by one:
 
-    0 - 10     pytest begins; SGLang's import and compute-sanitizer begin beside it
-    10 - 45    kernels 5, full queue 15, stress 15
-    45 - 75    compute-sanitizer ends; the first twenty servers are ready
-    75 - 150   covering set: 4 for each combination whose servers are there
-    150 - 190  faults, padding, FP8, hidden states
-    190 - 270  restarts: each new MLP server takes 12
-    270 - 340  launch: it imports SGLang anew
-    340 - 380  what is killed
-    + 60       the contract tests, in a process of their own
+    0 - 10     pytest begins; SGLang's import (30) and compute-sanitizer begin beside it
+    10 - 55    kernels 5, full queue 7, stress 30; the first fourteen servers start
+    55 - 100   covering set: one combination in 1 to 5, or as soon as its servers are there
+    100 - 120  faults, padding, FP8, hidden states; compute-sanitizer has ended
+    120 - 180  restarts: each new MLP server takes 6 to 12
+    180 - 195  what is killed
+    195 - 285  launch: it imports SGLang anew
+    + 30       the contract tests, in a process of their own
+    + 45       where no kernel is compiled yet
 """
 
 from __future__ import annotations
@@ -45,11 +47,11 @@ _ORDER = (
         "test_cuda_ipc_kernels",
         "test_full_queue",
         "test_cuda_ipc_stress",
-        "test_cuda_ipc_sanitizer",
     ),
     *("test_zygote", "test_covering_set", "test_faults", "test_padding", "test_fp8"),
-    *("test_hidden_states", "test_restart", "test_rank_restart", "test_launch"),
-    "test_fatal_fault",  # ends the servers of others
+    *("test_hidden_states", "test_cuda_ipc_sanitizer", "test_restart", "test_rank_restart"),
+    "test_fatal_fault",  # may take along every server that lives
+    "test_launch",  # plans with all memory, under an MPS daemon of its own: nobody else is there
 )
 _ENVIRONMENT = {
     "TRITON_F32_DEFAULT": "ieee",  # by default Triton multiplies float32 in TF32
@@ -209,7 +211,7 @@ def _prepare(
     oracles = Oracles(zygote, stage.models)
     for key in dict.fromkeys(key for setup in setups for key in setup.stock):
         oracles.start(key)
-    ahead = Ahead(stage, setups)
+    ahead = Ahead(stage, setups, count_others=oracles.num_living)
     ahead.fill()
     _backstages.append(_Backstage(zygote, stage.models, oracles, ahead))
     return _backstages[0]

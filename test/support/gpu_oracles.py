@@ -71,6 +71,10 @@ class Oracles:
             say(f"stock {key}: asked")
         return self._words[key]
 
+    def num_living(self) -> int:
+        """Servers that were not asked yet."""
+        return sum(server.is_alive() for server in self._started.values())
+
     def close(self) -> None:
         """End what was not asked."""
         for server in self._started.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,9 +43,11 @@ class Starts:
         return Setup(name, number, start)
 
 
-def _ahead(setups: list[Setup[Any]], most_servers: int) -> Ahead:
+def _ahead(
+    setups: list[Setup[Any]], most_servers: int, count_others: Callable[[], int] = lambda: 0
+) -> Ahead:
     stage: Any = SimpleNamespace(directory=Path())
-    ahead = Ahead(stage, setups, most_servers)
+    ahead = Ahead(stage, setups, most_servers, count_others)
     ahead.fill()
     return ahead
 
@@ -74,6 +77,20 @@ def test_a_setup_that_never_fits_is_started_when_it_is_taken_and_not_twice() -> 
 
     assert len(started.servers) == 9
     assert starts.names == ["small", "large"]
+
+
+def test_stock_servers_that_live_take_the_place_of_others() -> None:
+    starts, stock = Starts(), [FakeServer(), FakeServer()]
+    first, second = starts.setup("a", 2), starts.setup("b", 2)
+    ahead = _ahead([first, second], 4, lambda: sum(each.is_alive() for each in stock))
+    at_first = list(starts.names)
+    for server in stock:
+        server.kill_tree()
+
+    ahead.take(first)
+
+    assert at_first == ["a"]
+    assert starts.names == ["a", "b"]
 
 
 def test_nothing_lives_on_after_the_end_taken_or_not() -> None:
