@@ -6,9 +6,10 @@ from aiohttp import web
 
 from sgl_router_afd.api.answers import ApiError, decode, json_answer, read_body
 from sgl_router_afd.api.shapes import DrainAnswer, DrainRequest, RemovedAnswer
-from sgl_router_afd.api.view import groups_answer, placed_server, servers_answer
+from sgl_router_afd.api.view import groups_answer, placed_server, servers_answer, stand_of
 from sgl_router_afd.config import RouterConfig
 from sgl_router_afd.control.registry import Entry
+from sgl_router_afd.control.standing import Standing
 from sgl_router_afd.fleet import Fleet
 
 MAX_DRAIN_BODY_BYTES = 16 * 1024
@@ -61,10 +62,10 @@ class ServerDesk:
         entry = self._entry(request)
         self._fleet.plane.drain(entry.server_id, reason, self._fleet.now_s())
         self._fleet.changed()
-        why = entry.drain_reason or ("it was asked to end" if entry.is_draining else "")
-        return json_answer(
-            DrainAnswer(name=entry.server_id, is_draining=entry.is_draining, reason=why)
-        )
+        standing, reason = stand_of(self._fleet, entry.server_id)
+        with_group = reason if standing == Standing.DRAINING else ""
+        why = entry.why_draining or with_group
+        return json_answer(DrainAnswer(name=entry.server_id, is_draining=why != "", reason=why))
 
     def _drain_group(self, request: web.Request, reason: str) -> web.Response:
         name = request.match_info["name"]

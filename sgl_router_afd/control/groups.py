@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from sgl_router_afd.control.group import Group
 from sgl_router_afd.control.ledger import FORGET_S, Ledger
-from sgl_router_afd.control.placement import Memory, place
+from sgl_router_afd.control.placement import place
+from sgl_router_afd.control.places import Memory
 from sgl_router_afd.control.probe import Proof
 from sgl_router_afd.control.ratio import Ratio
 from sgl_router_afd.control.registry import Entry

@@ -59,7 +59,12 @@ class Entry:
 
     @property
     def is_draining(self) -> bool:
-        return bool(self.drain_reason) or self.report.is_draining
+        return self.why_draining != ""
+
+    @property
+    def why_draining(self) -> str:
+        """Why it gets no new requests whatever its group does; "" if it does not drain."""
+        return self.drain_reason or ("it was asked to end" if self.report.is_draining else "")
 
     def is_here(self, now_s: float) -> bool:
         """Does its lease run, and steadily?"""

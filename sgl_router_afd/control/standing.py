@@ -70,7 +70,7 @@ def stand_of_attn(entry: Entry, group: Group, proof: tuple[Proof, str], now_s: f
     """
     report = entry.report
     if entry.is_draining:
-        return Stand(standing=Standing.DRAINING, reason=_why_draining(entry))
+        return Stand(standing=Standing.DRAINING, reason=entry.why_draining)
     absence = entry.absence(now_s)
     if absence:
         return Stand(standing=Standing.DEGRADED, reason=absence)
@@ -93,7 +93,7 @@ def stand_of_attn(entry: Entry, group: Group, proof: tuple[Proof, str], now_s: f
 def stand_of_mlp(entry: Entry, now_s: float) -> Stand:
     """Of an MLP server of a group."""
     if entry.is_draining:
-        return Stand(standing=Standing.DRAINING, reason=_why_draining(entry))
+        return Stand(standing=Standing.DRAINING, reason=entry.why_draining)
     absence = entry.absence(now_s)
     if absence:
         return Stand(standing=Standing.DEGRADED, reason=absence)
@@ -209,10 +209,6 @@ def _told(entry: Entry, stands: Mapping[str, Stand]) -> str:
 def _listed(others: Sequence[str]) -> str:
     shown = "; ".join(others[:4])
     return shown if len(others) <= 4 else f"{shown}; and {len(others) - 4} more"
-
-
-def _why_draining(entry: Entry) -> str:
-    return entry.drain_reason or "it was asked to end"
 
 
 def _why_not_wired(entry: Entry, group: Group) -> str:

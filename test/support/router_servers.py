@@ -63,6 +63,13 @@ class FakeServer:
         )
 
     def register(self, plane: ControlPlane, now_s: float) -> Lease:
+        entry = plane.register(self.next_registration(), now_s)
+        plane.update(now_s)
+        self.lease = plane.lease(entry)
+        return self.lease
+
+    def next_registration(self) -> Registration:
+        """With a fresh report, and what the last lease said."""
         lease = self.lease
         group, epoch = (lease.group, lease.epoch) if lease is not None else ("", 0)
         self.registration = msgspec.structs.replace(
@@ -72,10 +79,7 @@ class FakeServer:
             report=self._next_report(),
             sent_at_s=self._stamp(),
         )
-        entry = plane.register(self.registration, now_s)
-        plane.update(now_s)
-        self.lease = plane.lease(entry)
-        return self.lease
+        return self.registration
 
     def renew(self, plane: ControlPlane, now_s: float) -> Lease:
         entry = plane.renew(self.renewal(), now_s)

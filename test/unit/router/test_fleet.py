@@ -9,9 +9,10 @@ import pytest
 from fake_registration import FakeRegistration
 from router_fleet import RouterFleet as World
 from router_fleet import a_group
-from router_servers import TTL_S, attn, load_of, mlp
+from router_servers import TTL_S, FakeServer, attn, load_of, mlp
 
 from sgl_router_afd.control import persist
+from sgl_router_afd.control.events import MAX_SHOWN
 from sgl_router_afd.control.ledger import Ledger
 from sgl_router_afd.control.persist import Saved
 from sgl_router_afd.control.probe import Outcome
@@ -121,6 +122,84 @@ def test_a_decision_does_not_wait_for_loads() -> None:
 
     assert world.states() == {"attn-0": "serving", "attn-1": "draining"}
     assert expert.id == "mlp-0"
+
+
+def test_servers_that_come_all_at_once_are_decided_on_together() -> None:
+    world = World()
+    servers = [one for i in range(20) for one in a_pair(i)]
+    before = world.plane.num_decisions
+
+    for server in servers:
+        world.plane.register(server.next_registration(), world.loop.now_s)
+        world.fleet.changed()
+    world.loop.advance(1.0)
+
+    assert set(world.states().values()) == {"serving"}
+    # On all that came, and on all of whom the probes have passed.
+    assert world.plane.num_decisions == before + 2
+
+
+def a_pair(number: int) -> list[FakeServer]:
+    expert = mlp(f"mlp-{number}")
+    return [expert, attn(f"attn-{number}").attach(expert)]
+
+
+def test_whoever_waits_for_a_decision_hears_of_it_once_it_is_made() -> None:
+    world = World()
+    heard: list[str] = []
+    for server in a_pair(0):
+        entry = world.plane.register(server.next_registration(), world.loop.now_s)
+        world.fleet.when_decided(lambda entry=entry: heard.append(world.plane.lease(entry).group))
+    before = list(heard)
+
+    world.loop.advance()
+    world.fleet.when_decided(lambda: heard.append("at once"))
+
+    assert before == []
+    assert heard == ["group-1", "group-1", "at once"]
+
+
+def test_whoever_waits_for_a_decision_waits_no_more_when_the_fleet_closes() -> None:
+    world = World()
+    heard: list[str] = []
+    world.plane.register(attn("attn-0").next_registration(), world.loop.now_s)
+    world.fleet.when_decided(lambda: heard.append("closed"))
+
+    world.fleet.close()
+    world.fleet.when_decided(lambda: heard.append("later"))
+
+    assert heard == ["closed", "later"]
+
+
+def test_a_decision_rests_as_long_as_the_one_before_took() -> None:
+    world = World()
+    world.fleet._stopwatch = iter([0.0, 3.0, *[3.0] * 100]).__next__
+    world.register(attn("attn-0"))
+    world.loop.advance()
+    first = world.plane.num_decisions
+
+    world.plane.register(attn("attn-1").next_registration(), world.loop.now_s)
+    world.fleet.changed()
+    world.loop.advance(2.9)
+    early = world.plane.num_decisions
+    world.loop.advance(0.2)
+
+    assert (early, world.plane.num_decisions) == (first, first + 1)
+
+
+def test_all_that_happens_at_once_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sgl_router_afd.fleet")
+    world = World()
+    servers = [attn(f"attn-{i}") for i in range(2 * MAX_SHOWN)]
+
+    for server in servers:
+        world.plane.register(server.next_registration(), world.loop.now_s)
+    world.fleet.changed()
+    world.loop.advance(0.1)
+
+    said = [record.message for record in caplog.records if " registered, " in record.message]
+    assert len(said) == len(servers) == world.fleet.num_events
+    assert len(world.plane.events) == MAX_SHOWN
 
 
 def test_a_report_that_says_nothing_new_makes_no_table() -> None:

@@ -68,6 +68,36 @@ def test_a_group_drains_and_comes_back() -> None:
     assert (during, after) == (GroupState.DRAINING, GroupState.READY)
 
 
+def test_whoever_shows_the_attention_servers_of_a_drained_group_says_that_they_drain() -> None:
+    with serving() as api:
+        joined(api)
+        api.ask("POST", DRAIN_GROUP, {"reason": "move"})
+        (group,) = api.ask("GET", "/afd/v1/groups").json["groups"]
+        listed = api.ask("GET", "/afd/v1/servers").json["servers"]
+        workers = api.ask("GET", "/workers").json["workers"]
+        row = api.row("attn-0")
+
+    drains = ("draining", "group-1 drains: move")
+    assert [(one["standing"], one["reason"]) for one in group["attn"]] == [drains] * 2
+    assert [one["standing"] for one in listed] == ["draining"] * 3
+    assert [one["metadata"]["afd_standing"] for one in workers] == ["draining"] * 3
+    assert not any(one["is_healthy"] for one in workers)
+    assert (row.state, row.reason) == drains
+
+
+def test_a_server_whose_group_drains_is_told_so_by_an_answer_about_itself() -> None:
+    with serving() as api:
+        joined(api)
+        api.ask("POST", DRAIN_GROUP, {"reason": "move"})
+        reply = api.ask("DELETE", DRAIN)
+
+    assert reply.json == {
+        "name": "attn-0",
+        "is_draining": True,
+        "reason": "group-1 drains: move",
+    }
+
+
 @pytest.mark.parametrize(
     ("method", "path", "wanted"),
     [

@@ -181,6 +181,22 @@ def test_the_answer_to_a_message_is_what_servers_read() -> None:
     assert json.loads(reply.body)["type"] == "lease"
 
 
+def test_a_registration_that_is_played_back_after_the_goodbye_is_declined() -> None:
+    with serving(secret=SECRET) as api:
+        server = now(mlp("mlp-0"))
+        body = encode(server.registration)
+        server.lease = lease_of(api.ask("POST", "/afd/v1/servers", body, headers=signed(body)).body)
+        goodbye = encode(msgspec.structs.replace(server.leaving(), sent_at_s=WALL_S + 1))
+        left = api.ask("POST", "/afd/v1/servers", goodbye, headers=signed(goodbye))
+        api.now_s, api.wall_s = 59.0, WALL_S + 59
+        again = api.ask("POST", "/afd/v1/servers", body, headers=signed(body))
+        known = len(api.plane.registry)
+
+    assert (left.status, again.status, known) == (204, 409, 0)
+    assert again.json["code"] == "unknown_lease"
+    assert "mlp-0 said goodbye since it sent this" in again.json["message"]
+
+
 def test_messages_that_are_played_back_change_nothing() -> None:
     with serving(secret=SECRET) as api:
         server = now(mlp("mlp-0").says(seq=7))

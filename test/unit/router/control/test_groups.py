@@ -19,7 +19,7 @@ from sgl_router_afd.control.plane import ControlPlane
 from sgl_router_afd.control.probe import Outcome
 from sgl_router_afd.control.ratio import Ratio
 from sgl_router_afd.control.routing import Candidates, Hold, NoRoute
-from sgl_router_afd.control.standing import GroupState
+from sgl_router_afd.control.standing import GroupState, Standing
 from sglang_afd.protocol.registration import Condition, PeerLoss
 
 HOLD_S = 10.0  # as a control plane has it unless told otherwise
@@ -597,6 +597,55 @@ def test_a_group_can_be_drained_and_taken_back() -> None:
     said = [event.text for event in plane.events]
     assert "group-1 drains: maintenance" in said and "group-1 drains no more" in said
     assert not plane.drain_group("group-7", "maintenance", 3.0)
+
+
+def standings(plane: ControlPlane) -> dict[str, Standing]:
+    return {name: stand.standing for name, stand in plane.groups.views["group-1"].stands.items()}
+
+
+def test_the_servers_of_a_drained_group_drain_with_it_and_one_in_trouble_says_which() -> None:
+    plane, _, [first, stalled, _] = ready_group("attn-0", "attn-1", "attn-2")
+    stalled.says(condition=Condition.STALLED, reason="gone", attached=()).renew(plane, 0.5)
+    attn("attn-3").register(plane, 0.5)
+
+    plane.drain_group("group-1", "maintenance", 1.0)
+    drained, lease = standings(plane), first.renew(plane, 1.0)
+    plane.drain_group("group-1", "", 2.0)
+
+    assert drained == {
+        "mlp-0": Standing.DRAINING,
+        "attn-0": Standing.DRAINING,
+        "attn-1": Standing.DEGRADED,
+        "attn-2": Standing.DRAINING,
+        "attn-3": Standing.DRAINING,
+    }
+    assert lease.reason == "group-1 drains: maintenance"
+    assert standings(plane) == {
+        "mlp-0": Standing.SERVING,
+        "attn-0": Standing.SERVING,
+        "attn-1": Standing.DEGRADED,
+        "attn-2": Standing.SERVING,
+        "attn-3": Standing.WAITING,
+    }
+
+
+def test_the_attention_servers_of_an_mlp_server_that_drains_drain_with_it() -> None:
+    plane = a_plane()
+    ranks = [mlp("mlp-0", 0, 2), mlp("mlp-1", 1, 2)]
+    server = attn("attn-0").attach(*ranks)
+    register_all(plane, 0.0, *ranks, server)
+    pass_probes(plane, 0.0)
+
+    ranks[1].says(is_draining=True).renew(plane, 1.0)
+
+    assert standings(plane) == {
+        "mlp-0": Standing.SERVING,
+        "mlp-1": Standing.DRAINING,
+        "attn-0": Standing.DRAINING,
+    }
+    lease = server.renew(plane, 2.0)
+    assert "group-1 drains: its MLP server mlp-1 is draining" in lease.reason
+    assert not lease.is_draining  # it was not asked to end
 
 
 def test_servers_with_addresses_of_mlp_servers_that_are_not_registered_serve_all_the_same() -> None:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from router_servers import GONE_S, RENEW_S, TTL_S, FakeServer, a_plane, attn
 
+from sgl_router_afd.control.departed import KEEP_S
+from sgl_router_afd.control.plane import ControlPlane
 from sgl_router_afd.control.registry import Entry, Registry
 from sglang_afd.errors import Refused
-from sglang_afd.protocol.registration import DeclineCode
+from sglang_afd.protocol.registration import DeclineCode, Registration
 
 
 def entry_of(server: FakeServer, registry: Registry) -> Entry:
@@ -178,6 +181,117 @@ def test_a_server_that_leaves_is_gone_at_once() -> None:
     registry.leave(server.leaving(), 1.0)
 
     assert len(registry) == 0
+
+
+def replayed(registration: Registration, plane: ControlPlane, now_s: float) -> str:
+    """Play a message back; returns what is said against it."""
+    with pytest.raises(Refused) as caught:
+        plane.register(registration, now_s)
+    assert caught.value.code == DeclineCode.UNKNOWN_LEASE
+    assert plane.registry.get(registration.server_id) is None
+    return str(caught.value)
+
+
+def test_a_registration_that_is_played_back_after_a_goodbye_brings_no_server_back() -> None:
+    plane, server = a_plane(), attn("attn-0")
+    server.register(plane, 0.0)
+    captured = server.registration
+    server.leave(plane, 1.0)
+
+    said = replayed(captured, plane, 2.0), replayed(captured, plane, 1.0 + KEEP_S - 0.1)
+
+    assert "attn-0 said goodbye since it sent this" in said[0]
+    assert said[0] == said[1]
+
+
+def test_a_registration_that_a_goodbye_overtook_brings_no_server_back() -> None:
+    plane, server = a_plane(), attn("attn-0")
+    server.register(plane, 0.0)
+    late = msgspec.structs.replace(
+        server.registration,
+        sent_at_s=server.sent_at_s + 0.0001,
+        report=msgspec.structs.replace(server.report, seq=server.report.seq + 1),
+    )
+    server.leave(plane, 1.0)
+
+    assert "said goodbye" in replayed(late, plane, 1.1)
+
+
+@pytest.mark.parametrize("way", ["remove", "expire"])
+def test_a_server_that_is_gone_without_a_goodbye_comes_back_by_a_new_message_alone(
+    way: str,
+) -> None:
+    plane, server = a_plane(), attn("attn-0")
+    server.register(plane, 0.0)
+    captured = server.registration
+    server.renew(plane, 1.0)
+    plane.remove("attn-0", 1.0) if way == "remove" else plane.update(1.0 + GONE_S)
+
+    said = replayed(captured, plane, 2.0 + GONE_S)
+    server.register(plane, 3.0 + GONE_S)
+
+    assert "attn-0 has said more since it sent this" in said
+    assert entry_of(server, plane.registry).boot_id == server.boot_id
+
+
+def test_an_older_process_that_was_replaced_does_not_come_back_when_the_newer_said_goodbye() -> (
+    None
+):
+    plane, old = a_plane(), attn("attn-0")
+    old.register(plane, 0.0)
+    captured = old.registration
+    new = old.restarted("boot-2")
+    new.register(plane, 1.0)
+    new.leave(plane, 2.0)
+
+    assert "said goodbye" in replayed(captured, plane, 3.0)
+
+
+def test_a_process_that_lives_may_register_after_another_of_its_name_said_goodbye() -> None:
+    plane, old = a_plane(), attn("attn-0")
+    new = old.restarted("boot-2")
+    new.register(plane, 1.0)
+    new.leave(plane, 2.0)
+
+    old.sent_at_s = new.sent_at_s
+    old.register(plane, 3.0)
+
+    assert entry_of(old, plane.registry).boot_id == old.boot_id
+
+
+def test_a_later_process_registers_at_once_after_a_goodbye_whatever_its_clock_says() -> None:
+    plane, old = a_plane(), attn("attn-0")
+    old.register(plane, 0.0)
+    old.leave(plane, 1.0)
+    new = old.restarted("boot-2")
+    new.sent_at_s = 0.0
+
+    new.register(plane, 1.1)
+
+    assert entry_of(new, plane.registry).boot_id == "boot-2"
+
+
+def test_a_goodbye_is_remembered_only_as_long_as_a_signature_counts() -> None:
+    plane, server = a_plane(), attn("attn-0")
+    server.register(plane, 0.0)
+    captured = server.registration
+    server.leave(plane, 1.0)
+
+    plane.register(captured, 1.0 + KEEP_S)  # nobody but this test gets such a message so far
+
+    assert len(plane.registry) == 1
+
+
+def test_the_address_of_a_server_that_moved_is_free_for_another() -> None:
+    plane, server = a_plane(), attn("attn-0")
+    server.register(plane, 0.0)
+    server.registration = msgspec.structs.replace(server.registration, url="http://new:1")
+    server.register(plane, 1.0)
+    other = attn("attn-1", url="http://attn-0:30000", started_at_s=500.0)
+
+    other.register(plane, 2.0)
+
+    assert [entry.server_id for entry in plane.registry] == ["attn-0", "attn-1"]
 
 
 def test_a_drained_server_stays_so_when_it_registers_again_and_not_when_it_is_restarted() -> None:

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import random
+from functools import partial
+from pathlib import Path
 
 import pytest
 from router_servers import TTL_S, FakeServer, a_plane, attn, mlp, pass_probes, register_all, told
 
+from sgl_router_afd.control import persist
+from sgl_router_afd.control.ledger import Ledger
 from sgl_router_afd.control.persist import Saved
 from sgl_router_afd.control.plane import ControlPlane
 from sgl_router_afd.control.ratio import Ratio
+from sgl_router_afd.control.standing import Standing
+from sglang_afd.errors import ConfigError
+from sglang_afd.protocol.registration import Condition
 
 
 def picture(plane: ControlPlane) -> dict[str, tuple[object, ...]]:
@@ -103,6 +110,188 @@ def test_an_epoch_is_saved_before_a_server_hears_of_it() -> None:
 
     assert lease.epoch == 1
     assert saved[-1].groups == {"group-1": 1}
+
+
+def restarted(path: Path, *servers: FakeServer, now_s: float = 0.0) -> ControlPlane:
+    """A second router that reads the first one's file, when these have registered again."""
+    ledger = Ledger(persist.load(path), partial(persist.save, path))
+    plane = ControlPlane("router-2", ledger, started_s=0.0)
+    register_all(plane, now_s, *servers)
+    pass_probes(plane, now_s)
+    return plane
+
+
+def a_group(path: Path) -> tuple[ControlPlane, list[FakeServer]]:
+    """One MLP and two attention servers, all serving, of a router with this state file."""
+    expert = mlp("mlp-0")
+    servers = [expert, *(attn(f"attn-{i}").attach(expert) for i in range(2))]
+    return restarted(path, *servers), servers
+
+
+def standings(plane: ControlPlane) -> dict[str, tuple[str, str]]:
+    return {
+        name: (str(stand.standing), stand.reason)
+        for view in plane.groups.views.values()
+        for name, stand in view.stands.items()
+        if stand.standing is not Standing.SERVING
+    }
+
+
+def test_a_drain_of_a_server_outlives_the_router(tmp_path: Path) -> None:
+    before, servers = a_group(tmp_path / "state")
+    before.drain("attn-0", "new kernel", 1.0)
+
+    after = restarted(tmp_path / "state", *servers)
+
+    assert standings(after) == standings(before) == {"attn-0": ("draining", "new kernel")}
+    assert told(after, "attn-0").is_draining
+
+
+def test_a_drain_of_a_group_outlives_the_router(tmp_path: Path) -> None:
+    before, servers = a_group(tmp_path / "state")
+    before.drain_group("group-1", "move", 1.0)
+
+    after = restarted(tmp_path / "state", *servers)
+
+    assert after.groups.views["group-1"].stand == before.groups.views["group-1"].stand
+    assert standings(after) == standings(before)
+    assert set(standings(after)) == {"mlp-0", "attn-0", "attn-1"}
+
+
+def test_a_drain_that_was_taken_back_is_not_there_after_a_restart(tmp_path: Path) -> None:
+    before, servers = a_group(tmp_path / "state")
+    for reason in ("move", ""):
+        before.drain("attn-0", reason, 1.0)
+        before.drain_group("group-1", reason, 1.0)
+
+    after = restarted(tmp_path / "state", *servers)
+
+    assert standings(after) == {}
+
+
+def test_a_server_that_was_restarted_while_no_router_ran_is_drained_no_more(
+    tmp_path: Path,
+) -> None:
+    before, (expert, server, other) = a_group(tmp_path / "state")
+    before.drain("attn-0", "new kernel", 1.0)
+
+    after = restarted(tmp_path / "state", expert, server.restarted("boot-2").attach(expert), other)
+
+    assert standings(after) == {}
+    assert persist.load(tmp_path / "state").drains == {}
+
+
+def test_a_drain_goes_on_when_a_server_was_away_for_longer_than_its_lease(tmp_path: Path) -> None:
+    plane, (expert, server, other) = a_group(tmp_path / "state")
+    plane.drain("attn-0", "new kernel", 1.0)
+    for now_s in (5.0, 10.0, 15.0):
+        for one in (expert, other):
+            one.renew(plane, now_s)
+        plane.update(now_s)
+    gone = plane.registry.get("attn-0")
+
+    server.register(plane, 16.0)
+
+    assert gone is None
+    assert standings(plane) == {"attn-0": ("draining", "new kernel")}
+
+
+def test_a_drain_is_in_force_though_it_cannot_be_saved_and_is_saved_as_soon_as_it_can() -> None:
+    saved: list[Saved] = []
+    is_full = False
+
+    def save(now: Saved) -> None:
+        if is_full:
+            raise ConfigError("--state-file /x cannot be written: No space left on device")
+        saved.append(now)
+
+    plane = ControlPlane("router", Ledger(Saved(), save), started_s=0.0)
+    expert = mlp("mlp-0")
+    register_all(plane, 0.0, expert, attn("attn-0").attach(expert))
+    pass_probes(plane, 0.0)
+    is_full = True
+    plane.drain("attn-0", "new kernel", 1.0)
+    full = standings(plane), plane.trouble, plane.next_change_s(1.0)
+    is_full = False
+
+    plane.update(2.0)
+
+    assert full[0] == {"attn-0": ("draining", "new kernel")}
+    assert "No space left" in full[1] and full[2] == 2.0
+    assert list(saved[-1].drains) == ["attn-0"] and plane.trouble == ""
+
+
+def static_servers() -> list[FakeServer]:
+    """Three groups of servers that hear nothing of the router: of each kind that there is."""
+    wired = [attn(f"own-{i}", peer_urls=(f"http://elsewhere-{i}:1",)) for i in range(2)]
+    for server in wired:
+        server.says(condition=Condition.READY, attached=(f"{server.id}.mlp",))
+    ranks = [mlp(f"mlp-{r}", r, 2, peer_urls=("http://mlp-0:30000",)) for r in range(2)]
+    named = attn("attn-0", peer_urls=("http://mlp-0:30000",)).attach(*ranks)
+    return [*wired, *ranks, named]
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_groups_of_servers_that_hear_nothing_of_the_router_keep_their_names(
+    tmp_path: Path, seed: int, is_restarted: bool
+) -> None:
+    servers = static_servers()
+    random.Random(seed).shuffle(servers)
+    before = restarted(tmp_path / "state", *servers)
+    names = {name: set(view.stands) for name, view in before.groups.views.items()}
+    for server in servers:
+        server.lease = None  # it was told of no group
+    random.Random(seed + 100).shuffle(servers)
+    again = [one.restarted(f"{one.id}.boot-2") for one in servers] if is_restarted else servers
+
+    after = restarted(tmp_path / "state", *again)
+
+    assert {name: set(view.stands) for name, view in after.groups.views.items()} == names
+    assert len(names) == 3
+    for name, view in after.groups.views.items():
+        assert view.epoch > before.groups.views[name].epoch
+
+
+def test_single_mlp_servers_that_hear_nothing_of_the_router_do_not_change_their_groups(
+    tmp_path: Path,
+) -> None:
+    servers = [mlp("mlp-a"), mlp("mlp-b")]
+    restarted(tmp_path / "state", *servers)
+
+    again = [one.restarted(f"{one.id}.boot-2") for one in reversed(servers)]
+    after = restarted(tmp_path / "state", *again)
+
+    names = {name: set(view.stands) for name, view in after.groups.views.items()}
+    assert names == {"group-1": {"mlp-a"}, "group-2": {"mlp-b"}}
+
+
+def test_a_saved_place_counts_less_than_what_a_server_was_told_later() -> None:
+    last = Saved(groups={"group-1": 3, "group-2": 3}, places={"mlp-0": "group-1"})
+    plane = a_plane(last)
+    server = mlp("mlp-0", group="group-2", epoch=4)
+
+    plane.register(server.registration, 0.0)
+    plane.update(0.0)
+
+    assert told(plane, "mlp-0").group == "group-2"
+
+
+def test_a_saved_place_counts_until_its_server_was_here_and_not_when_it_left_since() -> None:
+    saved: list[Saved] = []
+    _, servers = two_groups(saved)
+    after = a_plane(saved[-1])
+    register_all(after, 0.0, *servers)
+    larger = [one for one in servers if told(after, one.id).group == "group-1"]
+    smaller = [one for one in servers if told(after, one.id).group == "group-2"]
+    mover = larger[-1]
+    mover.leave(after, 1.0)
+    smaller[-1].leave(after, 1.0)
+
+    lease = mover.restarted("boot-2").says(condition=Condition.STARTING).register(after, 2.0)
+
+    assert (len(larger), len(smaller)) == (5, 4)  # with their two ranks
+    assert lease.group == "group-2"  # which has one attention server, where group-1 has two
 
 
 def test_names_of_groups_that_did_not_come_back_are_not_given_to_new_ones() -> None:
