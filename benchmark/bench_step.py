@@ -210,6 +210,7 @@ class Bench:
             [np.load(file) for file in saved[num_rows]],
             num_rows,
             bound=self._args.logits_bound,
+            rounds_as_stock=split.variant.rounds_as_stock,
         )
         self._note(f"logits, {split.label}: {json.dumps(split.logits)}")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 MARGIN_TOKENS = 16  # of each sequence, beyond its context and the steps
 PROBE_TOKENS, PROBE_STEPS = 32, 2  # of the prompts whose logits are compared, and decoded after
-PROBED_ROWS = 16  # of a batch at most; logits of a whole one are hundreds of megabytes
+PROBED_ROWS = 32  # of a batch at most; logits of a whole one are hundreds of megabytes
 FIRST_BLOCK_S = 250.0  # FlashInfer and DeepGEMM compile for minutes on a fresh machine
 PREFILLED_TAIL = 16  # tokens that are really prefilled behind a context of random keys and values
 
@@ -84,6 +84,13 @@ class Variant:
         Of fewer a step in micro-batches would not be cut.
         """
         return min(case.batch for case in self.cases) // self.setup.num_attn
+
+    @property
+    def rounds_as_stock(self) -> bool:
+        """Does every kernel see as many rows as in stock SGLang, and round as it does there?"""
+        setup = self.setup
+        in_one = (setup.num_attn, setup.num_mlp, setup.micro_batches) == (1, 1, "1")
+        return in_one and setup.dispatch_dtype == "auto"
 
 
 def cases_of(variants: Sequence[Variant]) -> list[Case]:

@@ -17,6 +17,7 @@ from step.one_ahead import OneAhead
 from step.routing import Routing
 
 CHUNK_ROWS = 1024  # of one prefill
+PROBE_CHUNK_ROWS = 512  # an MLP server runs them at once, as stock SGLang does
 POOL_LIMIT = 1.0  # random keys and values are uniform within
 
 # Entered around every forward with (is it a decode step, its rows, rows of the next or 0).
@@ -139,7 +140,7 @@ class Decoder:
             )
             for row in range(num_rows)
         ]
-        chunk = max(1, CHUNK_ROWS // PROBE_TOKENS)
+        chunk = max(1, PROBE_CHUNK_ROWS // PROBE_TOKENS)
         prefilled = []
         for start in range(0, num_rows, chunk):
             part = [prompt[:PROBE_TOKENS] for prompt in prompts[start : start + chunk]]

@@ -1,8 +1,10 @@
 """Are the logits of both sides equal within a bound? Each row's difference, relative to the row.
 
-How far rounding alone drives the logits of a model apart depends on the model: one more rounding
-chooses another expert here and there. So stock SGLang is compared with itself, too, with the same
-prompts in a batch of another size, and what it differs by is allowed for.
+Rounding alone drives the logits of a deep model with random weights apart: it chooses another
+expert here and there, and the next layers carry that on. In a simulation of 48 layers the order of
+additions changed logits by 0.16 (8 layers: 0.006), one expert of 128 with a wrong sign by 0.31. So
+stock SGLang is compared with itself, too, with the same prompts in a batch of another size, and a
+deployment whose kernels see other numbers of rows may differ by somewhat more than that.
 """
 
 from __future__ import annotations
@@ -15,14 +17,20 @@ import numpy as np
 from step.cases import probed_rows
 
 LEAST_AGREEMENT = 0.9  # share of rows with the same largest logit, which near ties may turn
-OF_OWN = 2.0  # how many times what stock SGLang differs by from itself is allowed
+OF_OWN = 1.5  # how many times what stock SGLang differs by from itself is allowed
+LESS_AGREEMENT = 0.25  # than its own; of few rows, so by chance
 MOST = 0.5  # beyond it nothing is told apart: unrelated logits differ by 1.4
 
 Logits = np.ndarray[Any, Any]
 
 
 def compare_servers(
-    colocated: Mapping[int, Logits], servers: Sequence[Logits], num_rows: int, *, bound: float
+    colocated: Mapping[int, Logits],
+    servers: Sequence[Logits],
+    num_rows: int,
+    *,
+    bound: float,
+    rounds_as_stock: bool,
 ) -> dict[str, Any]:
     """Those of every attention server with those of stock SGLang.
 
@@ -32,13 +40,15 @@ def compare_servers(
         servers: The same of each server, in a batch of `num_rows`.
         num_rows: Of each server.
         bound: See `compare`.
+        rounds_as_stock: Then what stock SGLang differs by from itself is no excuse.
 
     Returns: What `compare` does of the server that is furthest off, with those of all and what
         stock SGLang differs by from itself.
     """
     own = _own_distance(colocated, num_rows)
+    allowed = None if rounds_as_stock else own
     found = [
-        compare(_flat(colocated[num_rows]), _flat(server), bound=bound, own=own)
+        compare(_flat(colocated[num_rows]), _flat(server), bound=bound, own=allowed)
         for server in servers
     ]
     worst = max(found, key=lambda one: (not one["is_equal_within_bound"], one["median_relative"]))
@@ -78,18 +88,17 @@ def compare(
     least_agreement = LEAST_AGREEMENT
     if own is not None:
         bound = max(bound, min(MOST, OF_OWN * own["median_relative"]))
-        least_agreement = min(least_agreement, 1 - OF_OWN * (1 - own["argmax_agreement"]))
+        least_agreement = min(least_agreement, own["argmax_agreement"] - LESS_AGREEMENT)
     if colocated.shape != afd.shape:
         raise ValueError(f"logits of {colocated.shape} and of {afd.shape} cannot be compared")
-    reference, got = colocated.astype(np.float64), afd.astype(np.float64)
-    difference = got - reference
-    norms = np.linalg.norm(reference, axis=1)
+    difference = afd - colocated
+    norms = np.linalg.norm(colocated, axis=1)
     relative = np.linalg.norm(difference, axis=1) / np.maximum(norms, 1e-30)
-    agreement = float((reference.argmax(axis=1) == got.argmax(axis=1)).mean())
-    is_finite = bool(np.isfinite(reference).all() and np.isfinite(got).all())
+    agreement = float((colocated.argmax(axis=1) == afd.argmax(axis=1)).mean())
+    is_finite = bool(np.isfinite(colocated).all() and np.isfinite(afd).all())
     median = float(np.median(relative))
     return {
-        "rows": int(reference.shape[0]),
+        "rows": int(colocated.shape[0]),
         "max_abs": float(np.abs(difference).max()),
         "max_relative": float(relative.max()),
         "median_relative": median,

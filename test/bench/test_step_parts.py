@@ -307,7 +307,7 @@ def test_rows_that_are_compared_lie_all_over_a_batch_and_some_are_in_its_half(
 ) -> None:
     rows = probed_rows(num_rows)
 
-    assert len(rows) == min(num_rows, 16)
+    assert len(rows) == min(num_rows, 32)
     assert rows[-1] >= num_rows * 0.9 - 1
     assert set(rows) & set(probed_rows(max(1, num_rows // 2)))
 
@@ -337,37 +337,50 @@ def test_one_step_is_launched_while_another_runs_and_no_third() -> None:
     assert counts == [1, 2, 2, 2]
 
 
-def _saved(rows: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> dict[int, logits.Logits]:
-    return {size: rows[:, probed_rows(size)] for size in (16, 32)}
+def _distances(
+    wrong_by: float, *, stock_by: float = 0.05, rounds_as_stock: bool
+) -> dict[str, object]:
+    """Of one server whose logits are off, where stock SGLang's own differ by `stock_by`."""
+    rows, noise = np.random.default_rng(5).normal(size=(2, 3, 64, 50))
+    stock = {size: rows[:, probed_rows(size)] for size in (32, 64)}
+    stock[32] = stock[32] + stock_by * noise[:, probed_rows(32)]
+    server = stock[64] + wrong_by * noise[::-1, probed_rows(64)]
+    return logits.compare_servers(
+        stock, [stock[64], server], 64, bound=1e-3, rounds_as_stock=rounds_as_stock
+    )
 
 
 def test_a_server_whose_logits_are_off_makes_a_result_invalid() -> None:
-    whole = np.random.default_rng(3).normal(size=(3, 32, 50))
-    stock = _saved(whole)
-    other = np.random.default_rng(4).normal(size=(3, 32, 50))[:, probed_rows(32)]
-
-    equal = logits.compare_servers(stock, [stock[32], stock[32]], 32, bound=1e-3)
-    one_off = logits.compare_servers(stock, [stock[32], other], 32, bound=1e-3)
+    equal = _distances(0.0, rounds_as_stock=True)
+    one_off = _distances(0.05, rounds_as_stock=True)
 
     assert equal["is_equal_within_bound"]
     assert not one_off["is_equal_within_bound"]
-    assert one_off["median_relative_of_servers"][0] == 0.0
+    assert one_off["median_relative_of_servers"] == pytest.approx([0.0, 0.05], rel=0.2)
 
 
-def test_logits_may_differ_as_stock_sglang_does_from_itself_and_not_as_others_do() -> None:
-    whole = np.random.default_rng(5).normal(size=(3, 32, 50))
-    noise = np.random.default_rng(6).normal(size=(3, 32, 50))
-    stock = _saved(whole)
-    stock[16] = stock[16] + 0.05 * noise[:, probed_rows(16)]
-    rounded = stock[32] + 0.05 * noise[:, probed_rows(32)][::-1]
-    wrong = stock[32] + 0.4 * noise[:, probed_rows(32)][::-1]
+def test_logits_of_other_batches_may_differ_as_those_of_stock_sglang_do_and_no_more() -> None:
+    within = _distances(0.05, rounds_as_stock=False)
+    beyond = _distances(0.1, rounds_as_stock=False)
 
-    within = logits.compare_servers(stock, [rounded], 32, bound=1e-3)
-    beyond = logits.compare_servers(stock, [wrong], 32, bound=1e-3)
-
-    assert within["stock_apart"]["median_relative"] == pytest.approx(0.05, rel=0.2)
-    assert within["is_equal_within_bound"]
+    assert within["is_equal_within_bound"], within
     assert not beyond["is_equal_within_bound"]
+
+
+def test_where_stock_sglang_differs_from_itself_without_limit_nothing_is_equal() -> None:
+    unrelated = _distances(1.0, stock_by=1.0, rounds_as_stock=False)
+
+    assert not unrelated["is_equal_within_bound"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_attn": 2}, {"num_mlp": 2}, {"micro_batches": "2"}, {"dispatch_dtype": "fp8"}]
+)
+def test_only_one_server_of_each_role_rounds_as_stock_sglang_does(
+    changes: dict[str, object],
+) -> None:
+    assert _variant("64x1024").rounds_as_stock
+    assert not _variant("64x1024", **changes).rounds_as_stock
 
 
 def test_expert_time_is_all_that_an_mlp_server_computes_between_its_exchanges() -> None:
