@@ -144,7 +144,7 @@ class Decoder:
         prefilled = []
         for start in range(0, num_rows, chunk):
             part = [prompt[:PROBE_TOKENS] for prompt in prompts[start : start + chunk]]
-            prefilled.append(self._extend(part, 0, is_first=start == 0))
+            prefilled.append(self._extend(part, 0, is_first=start == 0).clone())
         rows = [(prompt - first) % num_rows for prompt in probed_rows(num_rows)]
         found = [torch.cat(prefilled)[rows].float().cpu().numpy()]
         for number in range(PROBE_STEPS):
