@@ -101,10 +101,12 @@ def cases_of(variants: Sequence[Variant]) -> list[Case]:
 def probe_sizes(variants: Sequence[Variant]) -> list[int]:
     """Batches in which the colocated side computes the logits that others are compared with.
 
-    Of each size that a server has, and of half of it: what differs between the two is rounding.
+    Of each size that a server has. Where that does not round as stock SGLang does, also of half of
+    it, since what differs between the two is rounding.
     """
     sizes = {variant.probe_rows for variant in variants}
-    return sorted(sizes | {max(1, size // 2) for size in sizes})
+    others = {variant.probe_rows for variant in variants if not variant.rounds_as_stock}
+    return sorted(sizes | {max(1, size // 2) for size in others})
 
 
 def probed_rows(num_rows: int) -> list[int]:

@@ -293,6 +293,13 @@ def test_stock_sglang_has_a_graph_for_every_batch_whose_logits_are_compared() ->
     assert flags[first : first + 4] == ["32", "64", "128", "256"]
 
 
+def test_the_main_table_needs_no_other_graphs_than_those_that_are_timed() -> None:
+    flags = roles.colocated([_variant("64x1024,128x1024")], 1)
+
+    first = flags.index("--cuda-graph-bs-decode") + 1
+    assert flags[first : first + 3] == ["64", "128", "--cuda-graph-backend-prefill"]
+
+
 def test_logits_are_compared_of_a_whole_bucket_of_a_graph_that_is_timed() -> None:
     variant = _variant("128x1024,256x1024", num_attn=2)
 
