@@ -25,7 +25,8 @@ from sglang_afd.planner.deployment import Deployment, Mode, Workload
 from sglang_afd.planner.gpu import known_gpu
 from sglang_afd.planner.known_models import known_shape
 from sglang_afd.planner.pipeline import Pipeline
-from sglang_afd.planner.predict import Scenario, predict
+from sglang_afd.planner.predict import predict
+from sglang_afd.planner.scenario import Scenario
 from sglang_afd.planner.simulator.disturbance import QUIET, TYPICAL, Disturbance
 from sglang_afd.planner.simulator.recording import read_recording
 from sglang_afd.planner.simulator.replay import replay

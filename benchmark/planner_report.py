@@ -18,9 +18,10 @@ from sglang_afd.planner.description import Row
 from sglang_afd.planner.fit import Fit
 from sglang_afd.planner.gpu import known_gpu
 from sglang_afd.planner.known_models import known_shape
-from sglang_afd.planner.predict import Scenario, predict
+from sglang_afd.planner.predict import predict
 from sglang_afd.planner.published import afd, colocated
 from sglang_afd.planner.records import MeasuredRow, read_collection
+from sglang_afd.planner.scenario import Scenario
 from sglang_afd.planner.validate import (
     Compared,
     Summary,

@@ -10,7 +10,8 @@ from sglang_afd.planner.answer import Answered, compare
 from sglang_afd.planner.deployment import ExpertKernels, Workload
 from sglang_afd.planner.fit import Fit
 from sglang_afd.planner.gpu import Gpu
-from sglang_afd.planner.predict import Prediction, Scenario
+from sglang_afd.planner.predict import Prediction
+from sglang_afd.planner.scenario import Scenario
 from sglang_afd.planner.search import Found, Space, search_colocated, search_disaggregated
 from sglang_afd.planner.site import Site
 from sglang_afd.planner.verdict import Answer

@@ -11,8 +11,8 @@ from sglang_afd.planner import checks
 from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode, Workload
 from sglang_afd.planner.gpu import Gpu, known_gpu
 from sglang_afd.planner.known_models import CONFIGS, known_shape
-from sglang_afd.planner.predict import Scenario, check_experts
 from sglang_afd.planner.record_fields import number, optional, optional_whole, text, whole
+from sglang_afd.planner.scenario import Scenario, check_experts
 from sglang_afd.planner.shape import ModelShape
 
 # Used where a file describes a model without its vocabulary: the head is 0.5 % of a step.

@@ -13,7 +13,8 @@ from sglang_afd.errors import ConfigError
 from sglang_afd.planner import checks
 from sglang_afd.planner.constants import DEFAULTS, NAMES, PRIORS, Constants
 from sglang_afd.planner.deployment import Deployment
-from sglang_afd.planner.predict import Prediction, Scenario, predict
+from sglang_afd.planner.scenario import Scenario, check_experts, check_jitter
+from sglang_afd.planner.step import Step, reads, step_of
 
 Floats = NDArray[np.float64]
 
@@ -23,13 +24,13 @@ ROW_NOISE = 0.03
 _OUTLIER_SIGMAS = 2.0
 _MAX_STEPS = 60
 
-STAGES: dict[str, Callable[[Prediction], float]] = {
-    "step": lambda prediction: prediction.step_us,
-    "core": lambda prediction: prediction.stages.core_us,
-    "dense": lambda prediction: prediction.stages.dense_us,
-    "experts": lambda prediction: prediction.stages.experts.total_us,
-    "exchange": lambda prediction: prediction.stages.exchange_us,
-    "outside_layers": lambda prediction: prediction.outside_layers_us,
+STAGES: dict[str, Callable[[Step], float]] = {
+    "step": lambda step: step.step_us,
+    "core": lambda step: step.stages.core_us,
+    "dense": lambda step: step.stages.dense_us,
+    "experts": lambda step: step.stages.experts.total_us,
+    "exchange": lambda step: step.stages.exchange_us,
+    "outside_layers": lambda step: step.outside_layers_us,
 }
 
 
@@ -53,6 +54,8 @@ class Observation:
             hint = "Wanted: microseconds."
             checks.between(owner, "time_us", self.time_us, 0.05, 1e6, hint)
         checks.positive(owner, "noise", self.noise)
+        check_experts(self.scenario.shape, self.deployment)
+        check_jitter(self.scenario, self.deployment)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +79,16 @@ class Fit:
 
     def gradient(self, scenario: Scenario, deployment: Deployment) -> Floats:
         """Of the logarithm of the step by the logarithm of each constant, in the order of NAMES."""
-        return _gradient(_logs(self.constants), lambda x: _log_time(x, scenario, deployment))
+        return self.gradient_of(lambda x: step_of(scenario.with_constants(x), deployment).step_us)
 
     def gradient_of(self, time_us: Callable[[Constants], float]) -> Floats:
         """The same of any time that depends on the constants."""
-        return _gradient(_logs(self.constants), lambda x: math.log(time_us(_constants(x))))
+        logs = _logs(self.constants)
+        base = math.log(time_us(self.constants))
+        result = np.empty(len(NAMES))
+        for index, delta in enumerate(_deltas(logs)):
+            result[index] = (math.log(time_us(_moved(logs, index, delta))) - base) / delta
+        return result
 
 
 def fit(observations: Sequence[Observation], start: Constants = DEFAULTS) -> Fit:
@@ -92,17 +100,22 @@ def fit(observations: Sequence[Observation], start: Constants = DEFAULTS) -> Fit
     centre = np.log([PRIORS[name].value for name in NAMES])
     low = np.log([PRIORS[name].low for name in NAMES])
     high = np.log([PRIORS[name].high for name in NAMES])
+    rows = _Rows(observations)
+
+    def residuals_at(logs: Floats) -> Floats:
+        return np.asarray((rows.times(_constants(logs)) - rows.logs) / rows.noise)
+
     x = np.clip(_logs(start), low, high)
-    residuals = _residuals(x, observations)
+    residuals = residuals_at(x)
     cost = _cost(residuals, x, centre, weights)
     damping = 1e-2
     for _ in range(_MAX_STEPS):
-        normal, slope = _normal_equations(x, residuals, observations, centre, weights)
+        normal, slope = _normal_equations(x, residuals, rows, centre, weights)
         accepted = False
         while not accepted and damping < 1e8:
             damped = normal + damping * np.diag(np.diag(normal))
             candidate = np.clip(x - np.linalg.solve(damped, slope), low, high)
-            new_residuals = _residuals(candidate, observations)
+            new_residuals = residuals_at(candidate)
             new_cost = _cost(new_residuals, candidate, centre, weights)
             accepted = new_cost < cost
             damping = damping / 5 if accepted else damping * 4
@@ -112,7 +125,7 @@ def fit(observations: Sequence[Observation], start: Constants = DEFAULTS) -> Fit
         x, residuals, cost = candidate, new_residuals, new_cost
         if gained < 1e-6 * (1 + cost):
             break
-    normal, _ = _normal_equations(x, residuals, observations, centre, weights)
+    normal, _ = _normal_equations(x, residuals, rows, centre, weights)
     covariance = np.linalg.inv(normal)
     return Fit(
         constants=_constants(x),
@@ -133,21 +146,52 @@ def _constants(logs: Floats) -> Constants:
     return Constants(**values)
 
 
-def _log_time(
-    logs: Floats, scenario: Scenario, deployment: Deployment, stage: str = "step"
-) -> float:
-    prediction = predict(scenario.with_constants(_constants(logs)), deployment)
-    return math.log(STAGES[stage](prediction))
+def _moved(logs: Floats, index: int, delta: float) -> Constants:
+    moved = logs.copy()
+    moved[index] += delta
+    return _constants(moved)
 
 
-def _residuals(logs: Floats, observations: Sequence[Observation]) -> Floats:
-    return np.asarray(
-        [
-            (_log_time(logs, row.scenario, row.deployment, row.stage) - math.log(row.time_us))
-            / row.noise
-            for row in observations
-        ]
-    )
+class _Rows:
+    """Observations as arrays; what equal descriptions have in common is computed once."""
+
+    def __init__(self, observations: Sequence[Observation]) -> None:
+        self.logs = np.log([row.time_us for row in observations])
+        self.noise = np.asarray([row.noise for row in observations])
+        scenarios: dict[Scenario, int] = {}
+        steps: dict[tuple[int, Deployment], int] = {}
+        self._parts: list[tuple[int, Callable[[Step], float]]] = []
+        for row in observations:
+            scenario = scenarios.setdefault(row.scenario, len(scenarios))
+            step = steps.setdefault((scenario, row.deployment), len(steps))
+            self._parts.append((step, STAGES[row.stage]))
+        self._scenarios, self._steps = tuple(scenarios), tuple(steps)
+        self._all = range(len(self._steps))
+
+    def times(self, constants: Constants) -> Floats:
+        """Logarithm of each row's predicted time."""
+        steps = self._predicted(constants, self._all)
+        return np.asarray([math.log(part(steps[step])) for step, part in self._parts])
+
+    def jacobian(self, logs: Floats) -> Floats:
+        """Of the rows' logarithms by those of the constants; a step reads not all of them."""
+        base = self.times(_constants(logs))
+        result = np.zeros((len(base), len(NAMES)))
+        for index, (name, delta) in enumerate(zip(NAMES, _deltas(logs), strict=True)):
+            readers = [step for step in self._all if reads(self._steps[step][1], name)]
+            steps = self._predicted(_moved(logs, index, delta), readers)
+            for row, (step, part) in enumerate(self._parts):
+                if step in steps:
+                    result[row, index] = (math.log(part(steps[step])) - base[row]) / delta
+        return result
+
+    def _predicted(self, constants: Constants, which: Sequence[int]) -> dict[int, Step]:
+        scenarios = [scenario.with_constants(constants) for scenario in self._scenarios]
+        found = {}
+        for step in which:
+            scenario, deployment = self._steps[step]
+            found[step] = step_of(scenarios[scenario], deployment)
+        return found
 
 
 def _cost(residuals: Floats, logs: Floats, centre: Floats, weights: Floats) -> float:
@@ -157,32 +201,16 @@ def _cost(residuals: Floats, logs: Floats, centre: Floats, weights: Floats) -> f
 
 
 def _normal_equations(
-    logs: Floats,
-    residuals: Floats,
-    observations: Sequence[Observation],
-    centre: Floats,
-    weights: Floats,
+    logs: Floats, residuals: Floats, rows: _Rows, centre: Floats, weights: Floats
 ) -> tuple[Floats, Floats]:
     trust = 1 / np.sqrt(1 + residuals**2 / _OUTLIER_SIGMAS**2)
-    rows = [_row_gradient(logs, row) / row.noise for row in observations]
-    jacobian = np.asarray(rows).reshape(len(rows), len(NAMES))
+    jacobian = rows.jacobian(logs) / rows.noise[:, None]
     normal = (jacobian * trust[:, None]).T @ jacobian + np.diag(weights)
     slope = (jacobian * trust[:, None]).T @ residuals + weights * (logs - centre)
     return normal, slope
 
 
-def _row_gradient(logs: Floats, row: Observation) -> Floats:
-    return _gradient(logs, lambda x: _log_time(x, row.scenario, row.deployment, row.stage))
-
-
-def _gradient(logs: Floats, function: Callable[[Floats], float]) -> Floats:
-    """By differences; towards the inside where a constant is at its bound."""
-    base = function(logs)
-    result = np.empty(len(logs))
-    for index, name in enumerate(NAMES):
-        room = math.log(PRIORS[name].high) - logs[index] > 1e-4
-        delta = 1e-4 if room else -1e-4
-        moved = logs.copy()
-        moved[index] += delta
-        result[index] = (function(moved) - base) / delta
-    return result
+def _deltas(logs: Floats) -> list[float]:
+    """For differences; towards the inside where a constant is at its bound."""
+    rooms = (math.log(PRIORS[name].high) - log for name, log in zip(NAMES, logs, strict=True))
+    return [1e-4 if room > 1e-4 else -1e-4 for room in rooms]

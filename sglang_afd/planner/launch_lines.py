@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode
-from sglang_afd.planner.predict import Scenario
+from sglang_afd.planner.scenario import Scenario
 
 ROUTER_PORT = 30000
 ATTN_PORT = 30100

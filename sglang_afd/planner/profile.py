@@ -13,9 +13,9 @@ from sglang_afd.planner.deployment import Deployment, Workload
 from sglang_afd.planner.fit import ROW_NOISE, Fit, Observation, fit
 from sglang_afd.planner.gpu import Gpu
 from sglang_afd.planner.json_file import read_json
-from sglang_afd.planner.predict import Scenario
 from sglang_afd.planner.routing import Routing
 from sglang_afd.planner.samples import ExpertSample, MemoryUse, StepSample
+from sglang_afd.planner.scenario import Scenario
 from sglang_afd.planner.shape import ModelShape
 
 SCHEMA_VERSION = 1

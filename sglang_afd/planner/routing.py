@@ -34,19 +34,14 @@ class Routing:
 
     def distinct_experts(self, tokens: float) -> float:
         """Expected number of experts that at least one of these tokens chose."""
-        return float(np.sum(-np.expm1(tokens * np.log1p(-_array(self)))))
+        return _distinct_experts(self.probabilities, tokens)
 
     def rows_after_the_first_tile(self, tokens: float, tile_rows: float) -> float:
         """Expected rows, padded to whole tiles, beyond the first tile of each expert that is hit.
 
         The rows of an expert are binomial; the normal curve stands in for it.
         """
-        mean = tokens * _array(self)
-        deviation = np.sqrt(mean * (1 - _array(self))) + 0.3
-        certain = np.maximum(np.floor(mean / tile_rows) - _TILES_AROUND_THE_MEAN, 0)
-        tiles = certain + np.arange(1, 2 * _TILES_AROUND_THE_MEAN + 2)[:, None]
-        more = _normal_cdf((mean - tiles * tile_rows - 0.5) / deviation)
-        return float(np.sum(certain + more.sum(axis=0)) * tile_rows)
+        return _rows_after_the_first_tile(self.probabilities, tokens, tile_rows)
 
     def hottest_rank(self, num_ranks: int) -> float:
         """Rows of the most loaded rank, over the mean."""
@@ -99,6 +94,26 @@ def _cached_array(probabilities: tuple[float, ...]) -> Floats:
 
 def _array(routing: Routing) -> Floats:
     return _cached_array(routing.probabilities)
+
+
+# Kept, since a fit asks for the same with one other constant at a time.
+@lru_cache(maxsize=65536)
+def _distinct_experts(probabilities: tuple[float, ...], tokens: float) -> float:
+    p = _cached_array(probabilities)
+    return float(np.sum(-np.expm1(tokens * np.log1p(-p))))
+
+
+@lru_cache(maxsize=65536)
+def _rows_after_the_first_tile(
+    probabilities: tuple[float, ...], tokens: float, tile_rows: float
+) -> float:
+    p = _cached_array(probabilities)
+    mean = tokens * p
+    deviation = np.sqrt(mean * (1 - p)) + 0.3
+    certain = np.maximum(np.floor(mean / tile_rows) - _TILES_AROUND_THE_MEAN, 0)
+    tiles = certain + np.arange(1, 2 * _TILES_AROUND_THE_MEAN + 2)[:, None]
+    more = _normal_cdf((mean - tiles * tile_rows - 0.5) / deviation)
+    return float(np.sum(certain + more.sum(axis=0)) * tile_rows)
 
 
 def _normal_cdf(z: Floats) -> Floats:

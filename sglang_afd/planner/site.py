@@ -10,7 +10,8 @@ from sglang_afd.planner.deployment import Deployment, Mode
 from sglang_afd.planner.gpu import Gpu
 from sglang_afd.planner.memory import MemoryPlan, largest_batch
 from sglang_afd.planner.pipeline import Pipeline
-from sglang_afd.planner.predict import Prediction, Scenario, predict
+from sglang_afd.planner.predict import Prediction, predict
+from sglang_afd.planner.scenario import Scenario
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from sglang_afd.errors import ConfigError
 from sglang_afd.planner.deployment import Deployment, Mode
-from sglang_afd.planner.predict import Prediction, Scenario, predict
+from sglang_afd.planner.predict import Prediction, predict
+from sglang_afd.planner.scenario import Scenario
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from sglang_afd.planner.deployment import Workload
 from sglang_afd.planner.fit import fit
 from sglang_afd.planner.gpu import GPUS, Gpu
 from sglang_afd.planner.known_models import known_shape
-from sglang_afd.planner.predict import Scenario
+from sglang_afd.planner.scenario import Scenario
 from sglang_afd.planner.site import Site
 
 COLLECTION = Path(__file__).parents[2] / "benchmark/planner/fastafd_gb200_qwen3_235b.json"

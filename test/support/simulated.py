@@ -8,7 +8,8 @@ from dataclasses import replace
 from sglang_afd.planner.deployment import Deployment, Mode, Workload
 from sglang_afd.planner.gpu import GPUS
 from sglang_afd.planner.known_models import known_shape
-from sglang_afd.planner.predict import Prediction, Scenario, predict
+from sglang_afd.planner.predict import Prediction, predict
+from sglang_afd.planner.scenario import Scenario
 from sglang_afd.planner.simulator.disturbance import QUIET, Disturbance
 from sglang_afd.planner.simulator.result import Simulated
 from sglang_afd.planner.simulator.simulation import Options, simulate

@@ -18,8 +18,8 @@ from typing import Any
 from sglang_afd.planner.deployment import Deployment, Mode, Workload
 from sglang_afd.planner.fit import Observation
 from sglang_afd.planner.gpu import Gpu
-from sglang_afd.planner.predict import Scenario
 from sglang_afd.planner.routing import skewed_routing
+from sglang_afd.planner.scenario import Scenario
 from sglang_afd.planner.shape import ModelShape
 
 PACKAGE = "aiconfigurator_core"

@@ -7,7 +7,8 @@ import argparse
 from sglang_afd.errors import ConfigError
 from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode
 from sglang_afd.planner.memory import plan_memory
-from sglang_afd.planner.predict import Prediction, Scenario, check_experts, predict
+from sglang_afd.planner.predict import Prediction, predict
+from sglang_afd.planner.scenario import Scenario, check_experts
 from sglang_afd.planner.search import Space, best_batch, search_colocated
 from sglang_afd.planner.site import Site
 

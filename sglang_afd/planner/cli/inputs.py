@@ -19,7 +19,7 @@ from sglang_afd.planner.hf_config import read_shape
 from sglang_afd.planner.json_file import read_json
 from sglang_afd.planner.known_models import CONFIGS, known_shape
 from sglang_afd.planner.memory import USABLE_FRACTION
-from sglang_afd.planner.predict import MOST_JITTER, MOST_JITTER_OF_MANY, Scenario
+from sglang_afd.planner.scenario import MOST_JITTER, MOST_JITTER_OF_MANY, Scenario
 from sglang_afd.planner.shape import ModelShape
 
 _KV_BYTES = {"fp8": 1.0, "bf16": 2.0}

@@ -6,7 +6,7 @@ import argparse
 
 from sglang_afd.errors import ConfigError
 from sglang_afd.planner.cli.deployment_flags import add_kernels_argument, read_kernels
-from sglang_afd.planner.predict import Scenario
+from sglang_afd.planner.scenario import Scenario
 from sglang_afd.planner.search import MICRO_BATCHES, Space
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from sglang_afd.planner.answer import Answered
 from sglang_afd.planner.deployment import Deployment, Mode
-from sglang_afd.planner.predict import Prediction, Scenario
+from sglang_afd.planner.predict import Prediction
+from sglang_afd.planner.scenario import Scenario
 from sglang_afd.planner.search import Space, best_batch
 from sglang_afd.planner.simulator.simulation import Options, simulate
 from sglang_afd.planner.simulator.timeline import Span

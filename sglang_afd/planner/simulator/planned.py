@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from sglang_afd.errors import ConfigError
 from sglang_afd.planner import attention
 from sglang_afd.planner.deployment import Deployment, Mode
-from sglang_afd.planner.predict import Prediction, Scenario, predict
+from sglang_afd.planner.predict import Prediction, predict
+from sglang_afd.planner.scenario import Scenario
 from sglang_afd.planner.simulator.disturbance import Disturbance
 from sglang_afd.planner.simulator.plan import StepPlan
 from sglang_afd.rounds.splitting import split

@@ -13,7 +13,7 @@ import numpy as np
 from sglang_afd.errors import ConfigError
 from sglang_afd.planner import checks
 from sglang_afd.planner.deployment import Deployment
-from sglang_afd.planner.predict import Scenario
+from sglang_afd.planner.scenario import Scenario
 from sglang_afd.planner.simulator.accounts import Account
 from sglang_afd.planner.simulator.disturbance import QUIET, Disturbance, Failure, Lost
 from sglang_afd.planner.simulator.group import Group, GroupOptions

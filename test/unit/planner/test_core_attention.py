@@ -6,8 +6,9 @@ from sglang_afd.planner.deployment import Workload
 from sglang_afd.planner.fit import Observation, fit
 from sglang_afd.planner.gpu import GPUS
 from sglang_afd.planner.known_models import known_shape
-from sglang_afd.planner.predict import Scenario, predict
+from sglang_afd.planner.predict import predict
 from sglang_afd.planner.samples import one_gpu
+from sglang_afd.planner.scenario import Scenario
 
 # FlashAttention 3 of SGLang 0.5.14 on an H200, 4 KV heads of 128: batch, context, us of a layer.
 # Source: aiconfigurator-core 0.12, generation_attention_perf of h200_sxm.

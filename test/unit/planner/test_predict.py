@@ -14,8 +14,9 @@ from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode, Workl
 from sglang_afd.planner.gpu import GPUS, Gpu
 from sglang_afd.planner.known_models import CONFIGS, known_shape
 from sglang_afd.planner.pipeline import ATTENTION, MLP
-from sglang_afd.planner.predict import Prediction, Scenario, predict
+from sglang_afd.planner.predict import Prediction, predict
 from sglang_afd.planner.routing import routing_from_histogram
+from sglang_afd.planner.scenario import Scenario
 from sglang_afd.planner.speedup import speed_up
 
 QWEN = known_shape("Qwen3-235B-A22B-FP8")

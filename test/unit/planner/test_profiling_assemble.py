@@ -12,7 +12,7 @@ from sglang_afd.planner.constants import DEFAULTS, Constants
 from sglang_afd.planner.deployment import Workload
 from sglang_afd.planner.gpu import GPUS
 from sglang_afd.planner.known_models import known_shape
-from sglang_afd.planner.predict import Scenario, predict
+from sglang_afd.planner.predict import predict
 from sglang_afd.planner.profile import Profile, profile_text
 from sglang_afd.planner.profiling import assemble, report
 from sglang_afd.planner.profiling.case_times import CaseTimes
@@ -21,6 +21,7 @@ from sglang_afd.planner.profiling.kernels import CORE, DENSE, EXCHANGE, EXPERTS,
 from sglang_afd.planner.profiling.timeline import UNMATCHED, StepTimes
 from sglang_afd.planner.routing import skewed_routing
 from sglang_afd.planner.samples import ExpertSample, MemoryUse, one_gpu
+from sglang_afd.planner.scenario import Scenario
 
 SHAPE = known_shape("Qwen3-30B-A3B")
 EVEN = skewed_routing(SHAPE.num_experts, SHAPE.experts_per_token, 0.05)

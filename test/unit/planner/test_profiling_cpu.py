@@ -11,8 +11,9 @@ from sglang_afd.planner.constants import DEFAULTS
 from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode, Workload
 from sglang_afd.planner.gpu import GPUS
 from sglang_afd.planner.known_models import known_shape
-from sglang_afd.planner.predict import Prediction, Scenario, predict
+from sglang_afd.planner.predict import Prediction, predict
 from sglang_afd.planner.profiling.cpu import LayerSample, Peaks, describe
+from sglang_afd.planner.scenario import Scenario
 
 SHAPE = known_shape("Qwen3-30B-A3B")
 PEAKS = Peaks(bytes_per_us=200_000.0, flops_per_us=60_000.0)

@@ -16,9 +16,10 @@ from sglang_afd.planner.description import DESCRIPTION_FIELDS, VLLM_PIECE_TOKENS
 from sglang_afd.planner.fit import Fit, Observation, fit
 from sglang_afd.planner.gpu import GPUS
 from sglang_afd.planner.known_models import known_shape
-from sglang_afd.planner.predict import Scenario, predict
+from sglang_afd.planner.predict import predict
 from sglang_afd.planner.published import afd, colocated
 from sglang_afd.planner.records import read_collection
+from sglang_afd.planner.scenario import Scenario
 from sglang_afd.planner.speedup import speed_up
 from sglang_afd.planner.validate import Compared, fit_and_compare, predict_rows, split, summarize
 

@@ -14,7 +14,7 @@ from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode, Workl
 from sglang_afd.planner.gpu import known_gpu
 from sglang_afd.planner.known_models import known_shape
 from sglang_afd.planner.launch_lines import launch
-from sglang_afd.planner.predict import Scenario
+from sglang_afd.planner.scenario import Scenario
 from sglang_afd.upstream.server_args import parse_server_args
 
 
