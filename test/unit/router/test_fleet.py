@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 
@@ -11,15 +12,17 @@ from router_fleet import RouterFleet as World
 from router_fleet import a_group
 from router_servers import TTL_S, FakeServer, attn, load_of, mlp
 
+from sgl_router_afd.config import RouterConfig
 from sgl_router_afd.control import persist
 from sgl_router_afd.control.events import MAX_SHOWN
 from sgl_router_afd.control.ledger import Ledger
 from sgl_router_afd.control.persist import Saved
 from sgl_router_afd.control.probe import Outcome
 from sgl_router_afd.control.routing import Candidates, Hold
-from sgl_router_afd.dataplane.counters import IN_FLIGHT, MAX_SERVERS
+from sgl_router_afd.dataplane.counters import IN_FLIGHT, MAX_SERVERS, SharedCounters
 from sgl_router_afd.dataplane.messages import BrokeOff, Unreachable
-from sgl_router_afd.fleet import COALESCE_S
+from sgl_router_afd.fleet import COALESCE_S, Fleet
+from sgl_router_afd.open_fleet import open_fleet
 from sglang_afd.config import Role
 from sglang_afd.errors import ConfigError
 
@@ -367,6 +370,29 @@ def test_a_probe_of_a_server_that_left_is_not_looked_for_again_and_again() -> No
     world.loop.advance(10.0)
 
     assert num_saves <= 12  # once a second, and when the probe was due
+
+
+def test_a_router_goes_on_with_what_the_one_before_it_saved(tmp_path: Path) -> None:
+    config = RouterConfig(state_file=str(tmp_path / "state"))
+    expert = mlp("mlp-0")
+    server = attn("attn-0").attach(expert)
+
+    async def run_router(*servers: FakeServer) -> Fleet:
+        fleet = open_fleet(config, SharedCounters.create(1))
+        for one in servers:
+            one.register(fleet.plane, fleet.now_s())
+        fleet.close()
+        return fleet
+
+    before = asyncio.run(run_router(expert, server))
+    before.plane.drain("attn-0", "new kernel", before.now_s())
+    expert.lease = server.lease = None
+
+    after = asyncio.run(run_router(server, expert))
+
+    (view,) = after.plane.groups.views.values()
+    assert (view.name, view.epoch > before.plane.groups.views["group-1"].epoch) == ("group-1", True)
+    assert view.stands["attn-0"].reason == "new kernel"
 
 
 def test_an_epoch_is_in_the_file_before_a_server_or_a_table_tells_it(tmp_path: Path) -> None:
