@@ -9,6 +9,9 @@ rounds   four attention servers on one MLP server against four times one, each w
          of its own; the expert delay is fixed for each run and four times the attention delay. Keys
          four_peers_efficiency, and four_peers_efficiency_fcfs without rounds, which the delays
          alone would make 0.3125.
+warm_up  two attention servers on one MLP server, right after warm-up steps that were far faster,
+         then one. Key two_peers_after_warm_up_efficiency, near 0.6 where rounds fall apart. Only
+         where it is asked for.
 sweep    step times over ratios of both delays and numbers of servers; key sweep, and a plot.
 
 Prints one JSON line. Its `faults` are empty where the counters of both sides and of /metrics agree,
@@ -42,7 +45,9 @@ from overlap.measure import Measurement, measure
 NUM_LAYERS = 8
 NUM_PEERS = 4
 WITHOUT_ROUNDS = {"SGLANG_AFD_ROUNDS": "off"}
-CASES = ("overlap", "rounds", "sweep")
+CASES = ("overlap", "rounds", "warm_up", "sweep")
+USUAL_CASES = ("overlap", "rounds", "sweep")
+WARM_UP_MS = {"attn_ms": 30.0, "expert_ms": 40.0}  # attention above twice the least patience
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +149,19 @@ class Bench:
             "four": _shown(runs[NUM_PEERS]),
         }
 
+    def warm_up(self) -> None:
+        """Two attention servers before one: alone, one would have time to teach patience."""
+        runs: dict[int, list[Measurement]] = {2: [], 1: []}
+        load = self._load(1, **WARM_UP_MS)
+        with self._launcher.group([1, 1]) as group:
+            for peers, found in runs.items():
+                for _ in range(2):
+                    attn = group.attn[:peers]
+                    found.append(self._measure("warm_up", group, attn, load))
+        two, one = (_median(run.tokens_per_s for run in found) for found in runs.values())
+        self.report["two_peers_after_warm_up_efficiency"] = round(two / (2 * one), 4)
+        self.report["warm_up"] = {**WARM_UP_MS, "one": _shown(runs[1]), "two": _shown(runs[2])}
+
     def sweep(self) -> None:
         """Every shape with one micro-batch and with two, over the ratios of the delays."""
         plan = self._plan
@@ -210,7 +228,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=USUAL_CASES)
     parser.add_argument("--plot", type=Path, help="PNG of the sweep.")
     parser.add_argument("--quick", action="store_true", help="Few steps and short delays.")
     parser.add_argument("--blocks", type=int, default=0, help="Turns of overlap and rounds.")

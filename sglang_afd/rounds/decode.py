@@ -46,6 +46,8 @@ class DecodeQueue:
             return
         position = (self._layers[member.layer_id], member.micro_batch_id)
         is_new_step = member.step != state.step
+        if position[0] > 0 and state.replied_s is not None:
+            self._patience.measured_turn(state.peer, now_s - state.replied_s)
         if is_new_step or state.place is Place.AWAY:
             state.micro_batch_ids = set(state.slots)
         state.micro_batch_ids.add(member.micro_batch_id)
@@ -71,6 +73,7 @@ class DecodeQueue:
         if self._flight is not None:
             self._flight.leave(state, Place.AWAY)
         self._formation.window.forget(state.peer)
+        self._patience.forget(state.peer)
         kept = (waiting for waiting in self._out_of_place if waiting.member.peer != state.peer)
         self._out_of_place = deque(kept)
 
@@ -192,7 +195,10 @@ class DecodeQueue:
         waiting_s = [
             waiting.arrived_s for state in self._peers.values() for waiting in state.slots.values()
         ]
-        deadline_s = self._patience.deadline_s(here_s, len(due), flight.moved_s, waiting_s)
+        decoding = [state.peer for state in self._peers.values() if state.place is not Place.AWAY]
+        deadline_s = self._patience.deadline_s(
+            here_s, len(due), flight.moved_s, waiting_s, decoding
+        )
         if now_s < deadline_s:
             self.look_at_s = deadline_s
             return False

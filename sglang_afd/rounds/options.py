@@ -19,7 +19,7 @@ class RoundOptions:
 
     # Parking. Below the jitter of a layer it shatters rounds, hence the floors.
     park_of_round: float = 0.5
-    park_layers: float = 4.0  # at least the time of so many layers; a short model has few
+    park_layers: float = 4.0  # at least so many layers, a short model has few; and so many turns
     min_park_s: float = 0.010
     first_park_s: float = 1.0  # until a round has been measured; the first one may compile kernels
 

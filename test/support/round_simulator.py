@@ -70,6 +70,20 @@ class Scene:
     steps: int = 40  # length of the run in ideal steps
     seed: int = 1
     announces: bool = True
+    jitter: float = 0.05  # of each layer's attention
+    # Before the run each server by itself takes so many steps, whose attention and experts need
+    # this share of their time; then it is idle until the run begins.
+    warm_steps: int = 0
+    warm_share: float = 1.0
+
+    @property
+    def warm_us(self) -> float:
+        """Time for the first steps of one server."""
+        hardware, parts = self.hardware, self.micro_batches
+        attention = hardware.attention_us(self.batch / parts, self.context)
+        experts = hardware.experts_us(self.batch / parts, self.units)
+        layers_us = hardware.layers * parts * (attention + experts) * self.warm_share
+        return self.warm_steps * 2 * (layers_us + self.gap_us[1])
 
     @property
     def step_us(self) -> float:
@@ -84,7 +98,7 @@ GB200_7_1 = Scene(hardware=GB200, servers=7, batch=96, context=8192)
 H200_6_2 = Scene(hardware=H200, servers=6, units=2, batch=128, context=4096)
 
 TRANSFER_US = (6.0, 10.0)
-JITTER, SPREAD, BATCH_SPREAD = 0.05, 0.15, 0.05
+SPREAD, BATCH_SPREAD = 0.15, 0.05
 WARM = 0.25  # share of the run that is not measured
 
 
@@ -126,12 +140,19 @@ class Server:
             ]
             context = scene.context * math.exp(SPREAD * self._context)
             self.attention_us = hardware.attention_us(self.tokens / parts, context)
-        noise = 1 + JITTER * rng.normal(size=hardware.layers * parts)
+        if self.is_warming_up:
+            self.attention_us *= scene.warm_share
+        noise = 1 + scene.jitter * rng.normal(size=hardware.layers * parts)
         self.noise = np.maximum(0.5, noise).tolist()
         if rng.uniform() < scene.stall:
             where = int(rng.integers(len(self.noise)))
             self.noise[where] += rng.uniform(*scene.stall_us) / self.attention_us
         self.replies: list[float | None] = [now] * parts
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether this step is one of the first."""
+        return self.step <= self.scene.warm_steps
 
     def member(self, layer_id: int, part: int) -> Member:
         """One exchange of the present step."""
@@ -184,23 +205,27 @@ class Simulation:
         self._transfers = rng.uniform(*TRANSFER_US, size=4096).tolist()
         self.servers = [Server(scene, number) for number in range(scene.servers)]
         self._running: Unit | None = None
-        self._wake = math.inf
+        self._starts: list[float] = []  # of each server's run
         self._tally = _Tally()
 
     def run(self) -> Result:
         """Simulate to the end and report."""
         scene = self.scene
-        end = scene.step_us * scene.steps
-        starts = np.random.default_rng([scene.seed, 7]).uniform(0, scene.step_us, scene.servers)
-        for number, start in enumerate(starts):
+        begin = scene.warm_us * scene.servers
+        length = scene.step_us * scene.steps
+        measured, end = begin + length * WARM, begin + length
+        draws = np.random.default_rng([scene.seed, 7]).uniform(0, scene.step_us, scene.servers)
+        self._starts = [begin + float(draw) for draw in draws]
+        for number, start in enumerate(self._starts):
             self.source.peer_attached(number, number + 1, 0.0)
-            self._push(float(start), Kind.START, number)
+            first = number * scene.warm_us if scene.warm_steps else start
+            self._push(first, Kind.START, number)
         while self._heap and self._heap[0][0] <= end:
             now, _, kind, what = heapq.heappop(self._heap)
             self._happens(now, kind, what)
             if self._running is None:
-                self._go(now, is_measured=now >= end * WARM)
-        return self._report(end * WARM, end)
+                self._go(now, is_measured=now >= measured)
+        return self._report(measured, end)
 
     def _push(self, at: float, kind: Kind, what: object = None) -> None:
         self._pushed += 1
@@ -264,7 +289,11 @@ class Simulation:
             server.prefills.append((end, end - server.began))
         else:
             server.steps.append((end, end - server.began, server.tokens))
-        self._push(end + server.gap, Kind.START, server.number)
+        if server.step == self.scene.warm_steps:
+            self.source.withdrawn(server.number, end * US)
+            self._push(self._starts[server.number], Kind.START, server.number)
+        else:
+            self._push(end + server.gap, Kind.START, server.number)
 
     def _go(self, now: float, *, is_measured: bool) -> None:
         unit = self.source.next_unit(now * US)
@@ -276,6 +305,8 @@ class Simulation:
             return
         self._running = unit
         took = self.scene.hardware.experts_us(self._rows(unit), self.scene.units)
+        if all(self.servers[member.peer].is_warming_up for member in unit.members):  # type: ignore[call-overload]
+            took *= self.scene.warm_share
         self._push(now + took, Kind.DONE)
         if is_measured:
             self._tally.busy_us += took

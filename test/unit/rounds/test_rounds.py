@@ -477,6 +477,69 @@ def test_a_round_that_hangs_as_a_whole_does_not_hold_up_a_newcomer_for_ever() ->
     assert bench.peers() == ["b"]
 
 
+# What patience learns from turns
+
+
+def patience_with_b(bench: Bench, layer_id: int, *, step: int, parts: int = 1) -> float:
+    """How long the round of a and b waits for b at a layer."""
+    bench.arrives("a", layer_id, step=step, parts=parts)
+    assert bench.runs() is None
+    wake = bench.source.wake_at_s(bench.now)
+    assert wake is not None
+    return wake - bench.now
+
+
+def walk_slowly(bench: Bench, layers: range, *, step: int) -> None:
+    for layer_id in layers:
+        bench.passes(60 * MS)
+        walk(bench, "ab", range(layer_id, layer_id + 1), step=step)
+
+
+def test_a_round_that_has_become_slow_is_more_patient_before_it_ends() -> None:
+    bench = make_steady_bench("ab")
+
+    walk_slowly(bench, range(9), step=7)
+
+    assert patience_with_b(bench, 9, step=7) > 100 * MS
+
+
+def test_the_turns_of_idle_peers_do_not_make_others_impatient() -> None:
+    bench = make_steady_bench("abcde")
+    for peer in "cde":
+        bench.source.withdrawn(peer, bench.now)
+
+    walk_slowly(bench, range(9), step=7)
+
+    assert patience_with_b(bench, 9, step=7) > 100 * MS
+
+
+def test_a_peer_that_attaches_anew_has_no_turns_of_its_former_self() -> None:
+    bench = make_steady_bench("ab")
+    walk_slowly(bench, range(9), step=7)
+    for epoch, peer in enumerate("ab", start=3):
+        bench.source.peer_attached(peer, epoch, bench.now)
+    walk(bench, "ab", range(1), step=8)
+
+    assert patience_with_b(bench, 1, step=8) == pytest.approx(10 * MS)
+
+
+def test_host_gaps_are_no_turns() -> None:
+    bench = Bench(Rounds(range(2)), "a", "b")
+    for step in range(1, 30):
+        bench.passes(100 * MS)
+        for layer_id in range(2):
+            for part in range(2):
+                for peer in "ab":
+                    bench.arrives(peer, layer_id, part, step=step, parts=2)
+            assert [bench.peers(), bench.peers()] == [["a", "b"], ["a", "b"]]
+    for part in range(2):
+        for peer in "ab":
+            bench.arrives(peer, 0, part, step=30, parts=2)
+    assert [bench.peers(), bench.peers()] == [["a", "b"], ["a", "b"]]
+
+    assert patience_with_b(bench, 1, step=30, parts=2) == pytest.approx(10 * MS, abs=MS)
+
+
 # Out of place
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from round_rules import deaf_rounds
 from round_simulator import GB200_7_1, H200_6_2, Hardware, Scene, simulate
 
 from sglang_afd.rounds.arrival import ArrivalQueue
@@ -98,3 +99,52 @@ def test_parking_keeps_the_others_going_while_a_peer_hangs() -> None:
     waited_for = simulate(hangs, lambda layer_ids: Rounds(layer_ids, never))
 
     assert parked.tokens_per_s_per_gpu > 1.25 * waited_for.tokens_per_s_per_gpu
+
+
+def warmed_up(servers: int, micro_batches: int, attention_ms: float, experts_ms: float) -> Scene:
+    """Peers that warmed up one after another with layers far faster than those of the load."""
+    hardware = Hardware(
+        layers=8,
+        dense=attention_ms * 1e3,
+        core0=0,
+        core_k=0,
+        launch=experts_ms * 1e3,
+        read=0,
+        slope=0,
+        gpus=1,
+    )
+    return Scene(
+        hardware=hardware,
+        servers=servers,
+        batch=8,
+        context=1024,
+        micro_batches=micro_batches,
+        warm_steps=9,
+        warm_share=0.02,
+    )
+
+
+SLOWER_THAN_WARM_UP = {
+    "two peers": warmed_up(2, 1, 30, 40),
+    "fast experts": warmed_up(2, 1, 60, 5),
+    "eight peers": warmed_up(8, 1, 50, 50),
+    "micro-batches": warmed_up(4, 2, 100, 50),
+}
+
+
+@pytest.mark.parametrize("name", SLOWER_THAN_WARM_UP)
+def test_peers_meet_though_they_warmed_up_with_far_faster_layers(name: str) -> None:
+    scene = SLOWER_THAN_WARM_UP[name]
+
+    result = simulate(scene, Rounds)
+
+    assert result.peers_per_unit > 0.97 * scene.servers
+
+
+@pytest.mark.parametrize("name", SLOWER_THAN_WARM_UP)
+def test_patience_that_learns_from_whole_rounds_alone_keeps_them_apart(name: str) -> None:
+    scene = SLOWER_THAN_WARM_UP[name]
+
+    result = simulate(scene, deaf_rounds)
+
+    assert result.peers_per_unit < 0.6 * scene.servers
