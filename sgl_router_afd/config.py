@@ -47,6 +47,7 @@ class RouterConfig:
     connect_timeout_s: float = 5.0  # seconds to open a connection to a server; 0.01..300
     shutdown_timeout_s: float = 30.0  # seconds that running requests get after SIGTERM; 0..86400
     relay_processes: int = 0  # processes that relay; 0..64, see `num_relays`
+    relay_timeout_s: float = 30.0  # seconds that what relays may be silent; 1..3600
     hold_timeout_s: float = 10.0  # seconds that a request waits for a server; 0..86400
     retry_budget: float = 0.2  # requests sent again for each request that comes; 0..1
     max_concurrent_requests: int = 16384  # requests let in at once; 1..2**20
@@ -77,6 +78,7 @@ class RouterConfig:
         _check_range("--connect-timeout-s", self.connect_timeout_s, 0.01, 300)
         _check_range("--shutdown-timeout-s", self.shutdown_timeout_s, 0, 86400)
         _check_range("--relay-processes", self.relay_processes, 0, 64)
+        _check_range("--relay-timeout-s", self.relay_timeout_s, 1, 3600)
         _check_range("--hold-timeout", self.hold_timeout_s, 0, 86400)
         _check_range("--retry-budget", self.retry_budget, 0, 1)
         _check_range("--max-concurrent-requests", self.max_concurrent_requests, 1, 2**20)

@@ -111,6 +111,12 @@ def _build_parser() -> argparse.ArgumentParser:
         "N",
     )
     flag(
+        "relay_timeout_s",
+        "seconds that a relay process, or smg, may be silent before it counts as hung, is killed, "
+        "and another one takes its place",
+        "S",
+    )
+    flag(
         "hold_timeout_s",
         "seconds that a request waits while its group pairs, or pairs again; then 503",
         "S",

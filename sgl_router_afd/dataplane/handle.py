@@ -1,4 +1,4 @@
-"""One relay process as the control process handles it: started, started again, drained."""
+"""One relay process as the control process handles it: started, watched, replaced, drained."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from collections.abc import Callable
 
 from sgl_router_afd.dataplane.channel import Channel
 from sgl_router_afd.dataplane.counters import SharedCounters
+from sgl_router_afd.dataplane.heartbeat import Heartbeat
 from sgl_router_afd.dataplane.messages import (
     NO_TABLE,
     BrokeOff,
     Drain,
     Draining,
     Listening,
+    Ping,
+    Pong,
     Setup,
     ToControl,
     Unreachable,
@@ -57,12 +60,13 @@ class RelayHandle:
         self._on_trouble = on_trouble
         self._table = encode(NO_TABLE)
         self._channel: Channel[ToControl] | None = None
+        self._heartbeat: Heartbeat | None = None
         self._is_draining = False
         self._num_running: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.is_listening = asyncio.Event()
 
     async def keep_running(self) -> None:
-        """Start it anew whenever it ends, until it was drained.
+        """Start it anew whenever it ends or hangs, until it was drained.
 
         Raises: RelayFailed, when it ends each time soon after its start.
         """
@@ -70,14 +74,14 @@ class RelayHandle:
         num_short_lives = 0
         while True:
             started_s = loop.time()
-            code = await self._run()
+            ended = await self._run()
             self._counters.forget_running(self._setup.relay)
             if self._is_draining:
                 self._set_num_running(0)
                 return
             is_short = loop.time() - started_s < SHORT_LIFE_S
             num_short_lives = num_short_lives + 1 if is_short else 0
-            what = f"relay process {self._setup.relay} ended with exit code {code}"
+            what = f"relay process {self._setup.relay} {ended}"
             if num_short_lives >= MAX_SHORT_LIVES:
                 raise RelayFailed(
                     f"{what}, {num_short_lives} times within {SHORT_LIFE_S:g} s of its start; see "
@@ -104,7 +108,8 @@ class RelayHandle:
             listener.close()
         return num_running
 
-    async def _run(self) -> int:
+    async def _run(self) -> str:
+        """How it ended."""
         ours, theirs = socket.socketpair()
         listening = [listener.fileno() for listener in self._listeners]
         with ours, theirs:
@@ -118,15 +123,16 @@ class RelayHandle:
             )
             theirs.close()
             try:
-                await self._talk(ours.dup())
-                return await process.wait()
+                if await self._talk(ours.dup()):
+                    return f"ended with exit code {await process.wait()}"
+                return f"was silent for {self._setup.config.relay_timeout_s:g} s and was killed"
             finally:
                 if process.returncode is None:
                     process.kill()
                     await process.wait()
 
-    async def _talk(self, opened: socket.socket) -> None:
-        """Speak with it until it closes the channel, which it does by ending."""
+    async def _talk(self, opened: socket.socket) -> bool:
+        """Speak with it until it closes the channel, which it does by ending; not when it hangs."""
         loop = asyncio.get_running_loop()
         is_lost = asyncio.Event()
         channel: Channel[ToControl] = Channel(ToControl, self._on_message, is_lost.set)
@@ -134,16 +140,22 @@ class RelayHandle:
         channel.send(self._setup)
         channel.send_latest(self._table)
         self._channel = channel
+        self._heartbeat = Heartbeat(
+            lambda: channel.send(Ping()), self._setup.config.relay_timeout_s
+        )
         try:
-            await is_lost.wait()
+            return await self._heartbeat.was_alive_until(is_lost.wait())
         finally:
-            self._channel = None
+            self._channel = self._heartbeat = None
             channel.close()
 
     def _on_message(self, message: ToControl) -> None:
         match message:
             case Listening():
                 self.is_listening.set()
+            case Pong():
+                if self._heartbeat is not None:
+                    self._heartbeat.on_answer()
             case Unreachable() | BrokeOff():
                 self._on_trouble(message)
             case Draining():

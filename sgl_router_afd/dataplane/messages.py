@@ -70,6 +70,14 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     timeout_s: float
 
 
+class Ping(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To be answered with `Pong` by the relay's event loop."""
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The event loop turns."""
+
+
 class Listening(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """The relay accepts connections."""
 
@@ -94,8 +102,8 @@ class Draining(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkno
     num_running: int
 
 
-ToRelay = Setup | Table | Drain
-ToControl = Listening | Unreachable | BrokeOff | Draining
+ToRelay = Setup | Table | Drain | Ping
+ToControl = Listening | Unreachable | BrokeOff | Draining | Pong
 
 NOBODY = ModelRow(slots=(), may_wait=True, reason="no attention server has joined a group yet")
 NO_TABLE = Table(rows=(), models={}, unnamed=NOBODY, unknown=NOBODY)

@@ -17,6 +17,8 @@ from sgl_router_afd.dataplane.messages import (
     Drain,
     Draining,
     Listening,
+    Ping,
+    Pong,
     Setup,
     Table,
     ToRelay,
@@ -91,6 +93,8 @@ class _Control:
                 self._relay.servers.take(message)
                 if not self.relay.done():
                     self.relay.set_result(self._relay)
+            case Ping():
+                self.channel.send(Pong())
             case Drain():
                 self.drain.set_result(message.timeout_s)
 

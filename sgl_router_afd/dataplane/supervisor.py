@@ -92,10 +92,14 @@ class Relays:
 
     async def drain(self, timeout_s: float) -> None:
         """Accept nothing more, let running requests finish, and let the processes end."""
-        counts = [handle.start_draining(timeout_s) for handle in self._handles]
-        num_running = sum(await asyncio.gather(*counts))
-        if num_running:
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + timeout_s + END_S
+        asked = [loop.create_task(handle.start_draining(timeout_s)) for handle in self._handles]
+        answered, hung = await asyncio.wait(asked, timeout=timeout_s + END_S)
+        for task in hung:
+            task.cancel()
+        if num_running := sum(task.result() for task in answered):
             logger.info("waiting up to %g s for %d running requests", timeout_s, num_running)
-        _, late = await asyncio.wait(self._tasks, timeout=timeout_s + END_S)
+        _, late = await asyncio.wait(self._tasks, timeout=max(0.0, end_s - loop.time()))
         if late:
             logger.warning("%d relay processes do not end; killing them", len(late))

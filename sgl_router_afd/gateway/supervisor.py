@@ -19,6 +19,7 @@ import msgspec
 from sgl_router_afd.config import RouterConfig
 from sgl_router_afd.dataplane.counters import SharedCounters
 from sgl_router_afd.dataplane.handle import MAX_SHORT_LIVES, SHORT_LIFE_S
+from sgl_router_afd.dataplane.heartbeat import Heartbeat
 from sgl_router_afd.dataplane.messages import NO_TABLE, BrokeOff, Table
 from sgl_router_afd.gateway.manifest import Manifest, manifest_of, write
 from sgl_router_afd.gateway.settings import flags, scheme
@@ -72,6 +73,7 @@ class Gateway:
         self._metrics_port = 0
         self._metrics = ""
         self._process: asyncio.subprocess.Process | None = None
+        self._asking: asyncio.Task[None] | None = None  # whether smg lives
         self._is_listening = asyncio.Event()
         self._is_news = asyncio.Event()
         self._is_draining = False
@@ -122,7 +124,7 @@ class Gateway:
             logger.warning("smg does not end; killing it")
 
     async def _keep_running(self) -> None:
-        """Start it anew whenever it ends, until it was drained.
+        """Start it anew whenever it ends or hangs, until it was drained.
 
         Raises: GatewayFailed, when it never came to listen, or ends each time soon after its start.
         """
@@ -130,13 +132,13 @@ class Gateway:
         num_short_lives = 0
         while True:
             started_s = loop.time()
-            code = await self._run()
+            ended = await self._run()
             self._watch.forget()
             if self._is_draining:
                 return
             is_short = loop.time() - started_s < SHORT_LIFE_S
             num_short_lives = num_short_lives + 1 if is_short else 0
-            what = f"smg ended with exit code {code}"
+            what = f"smg {ended}"
             if not self._is_listening.is_set():
                 raise GatewayFailed(f"{what} before it listened; see what it logged before")
             if num_short_lives >= MAX_SHORT_LIVES:
@@ -146,7 +148,8 @@ class Gateway:
                 )
             logger.warning("%s; its requests are lost, another one takes its place", what)
 
-    async def _run(self) -> int:
+    async def _run(self) -> str:
+        """How it ended."""
         [self._metrics_port] = free_ports(1)
         given = flags(
             self._config,
@@ -163,14 +166,35 @@ class Gateway:
             start_new_session=True,  # Ctrl-C is for this process, which then says when to end
         )
         self._process = process
+        heartbeat = Heartbeat(lambda: self._ask_for_life(heartbeat), self._config.relay_timeout_s)
         try:
-            await process.communicate(msgspec.json.encode(given))
-            return await process.wait()
+            end = process.communicate(msgspec.json.encode(given))
+            if await heartbeat.was_alive_until(end):
+                return f"ended with exit code {await process.wait()}"
+            return f"was silent for {self._config.relay_timeout_s:g} s and was killed"
         finally:
+            if self._asking is not None:
+                self._asking.cancel()
             self._process = None
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+    def _ask_for_life(self, heartbeat: Heartbeat) -> None:
+        self._asking = asyncio.get_running_loop().create_task(self._wait_for_life(heartbeat))
+
+    async def _wait_for_life(self, heartbeat: Heartbeat) -> None:
+        """At its port for metrics, which requests that wait to be let in cannot fill."""
+        while not self._is_draining:  # it may close that port long before its last request ends
+            try:
+                await self._ask(self._metrics_url, timeout_s=self._config.relay_timeout_s)
+            except aiohttp.ClientResponseError:
+                break
+            except (aiohttp.ClientError, TimeoutError):
+                await asyncio.sleep(LOOK_AGAIN_S)
+            else:
+                break
+        heartbeat.on_answer()
 
     async def _keep_watching(self) -> None:
         """Raises: GatewayFailed, when it never answers, or nothing that is understood."""
@@ -195,16 +219,20 @@ class Gateway:
         host, port = self._address
         url = _url(scheme(self._config), ANYWHERE.get(host, host), port)
         workers = read_workers(await self._ask(f"{url}/workers"))
-        metrics = await self._ask(f"http://127.0.0.1:{self._metrics_port}/metrics")
+        metrics = await self._ask(self._metrics_url)
         self._metrics = metrics.decode()
         self._watch.take(workers, self._metrics)
         self._is_listening.set()
 
-    async def _ask(self, url: str) -> bytes:
+    @property
+    def _metrics_url(self) -> str:
+        return f"http://127.0.0.1:{self._metrics_port}/metrics"
+
+    async def _ask(self, url: str, *, timeout_s: float = ASK_S) -> bytes:
         async with self._session.get(
             url,
             headers={"Authorization": f"Bearer {self._own_key}"},
-            timeout=aiohttp.ClientTimeout(total=ASK_S),
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
             ssl=False,  # it is our own child, at an address of this host
             raise_for_status=True,
         ) as answer:

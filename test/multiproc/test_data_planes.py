@@ -304,6 +304,25 @@ def test_smg_that_is_killed_is_started_again_and_serves_on(attn: FakeAttn) -> No
         assert router.servers()[attn.url]["state"] == "serving"
 
 
+@needs_smg
+@pytest.mark.slow
+def test_smg_that_hangs_is_killed_and_another_one_serves(attn: FakeAttn) -> None:
+    flags = ("--relay-timeout-s", "2")
+    with RouterProcess(attn.url, flags=flags, data_plane="smg") as router:
+        wait_for(router, attn)
+        (hung,) = descendants(router.process.pid)
+
+        os.kill(hung, signal.SIGSTOP)
+        wait_until(
+            "another one serves",
+            lambda: _smg_of(router) != hung and _served_by(router) == attn.port,
+        )
+
+        assert not Path(f"/proc/{hung}").exists()
+        line = "smg was silent for 2 s and was killed; its requests are lost"
+        wait_until("the log tells it", lambda: line in "".join(router.log))
+
+
 def _smg_of(router: RouterProcess) -> int:
     return next(iter(descendants(router.process.pid)), 0)
 

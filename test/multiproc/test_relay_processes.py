@@ -120,6 +120,47 @@ def test_sigterm_under_load_ends_no_stream(raw_server: RawServer) -> None:
         assert "Traceback" not in "".join(router.log), "".join(router.log)
 
 
+def test_a_relay_process_that_hangs_is_replaced_and_what_waited_for_it_is_answered(
+    raw_server: RawServer,
+) -> None:
+    flags = ("--relay-processes", "1", "--relay-timeout-s", "2")
+    with RouterProcess(raw_server.url, flags=flags) as router, ExitStack() as stack:
+        _wait_until_ready(router, raw_server)
+        (stream, *_) = _streams(stack, router, raw_server)
+        (hung,) = children_with(router.process.pid, RELAY)
+
+        os.kill(hung, signal.SIGSTOP)
+        reply = ask(router.address, post())
+        cut = _reply(stream)
+
+        assert reply.status == 200
+        assert cut is None or not cut.is_whole
+        assert hung not in children_with(router.process.pid, RELAY)
+        line = "relay process 0 was silent for 2 s and was killed; its requests are lost"
+        wait_until("the log tells it", lambda: line in _log(router))
+        wait_until("an answer", lambda: ask(router.address, post()).status == 200)
+
+
+def _log(router: RouterProcess) -> str:
+    return "".join(router.log)
+
+
+@pytest.mark.slow
+def test_a_router_with_a_relay_process_that_hangs_ends_all_the_same(raw_server: RawServer) -> None:
+    flags = ("--relay-processes", "2", "--shutdown-timeout-s", "0", "--relay-timeout-s", "3600")
+    with RouterProcess(raw_server.url, flags=flags) as router:
+        _wait_until_ready(router, raw_server)
+        hung, _ = children_with(router.process.pid, RELAY)
+        os.kill(hung, signal.SIGSTOP)
+
+        code = router.stop()
+
+        assert code == 0
+        line = "1 relay processes do not end; killing them"
+        wait_until("the log tells it", lambda: line in _log(router))
+        assert not Path(f"/proc/{hung}").exists()
+
+
 def test_a_killed_relay_process_takes_only_its_own_streams_with_it(raw_server: RawServer) -> None:
     flags = ("--relay-processes", "2")
     with RouterProcess(raw_server.url, flags=flags) as router, ExitStack() as stack:

@@ -95,6 +95,7 @@ def test_the_secret_of_registrations_is_that_of_the_servers(tmp_path: Path) -> N
         ("shutdown_timeout_s", -1.0),
         ("max_body_bytes", 0),
         ("relay_processes", 65),
+        ("relay_timeout_s", 0.5),
         ("hold_timeout_s", -1.0),
         ("retry_budget", 1.5),
         ("max_concurrent_requests", 0),
