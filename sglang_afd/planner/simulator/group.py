@@ -344,6 +344,8 @@ class Group:
             self._detach_all()
         else:
             server = self.servers[failure.index]
+            if not server.is_alive:
+                return  # it would come back twice, and take every step twice
             server.lose(self.now_us)
             self._has_lost = True
             self._push(

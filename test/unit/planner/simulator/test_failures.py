@@ -118,3 +118,15 @@ def test_a_server_that_hangs_is_parked_and_the_others_go_on() -> None:
     assert found.step.p50_us < 1.05 * predicted.step_us
     delayed = sum(us > predicted.step_us + 90_000 for each in found.steps_us for us in each)
     assert delayed <= 2 * found.parked
+
+
+@pytest.mark.parametrize("again_us", [30_000, 40_000])
+def test_a_server_that_is_away_cannot_be_lost_again(again_us: float) -> None:
+    first = Failure(lost=Lost.ATTENTION, index=1, at_us=30_000, back_after_us=AWAY_US)
+    second = replace(first, at_us=again_us)
+
+    _, once = both(deployment(4, 2), _with(first), num_steps=12)
+    _, twice = both(deployment(4, 2), _with(first, second), num_steps=12)
+
+    assert twice.steps_us == once.steps_us
+    assert twice.exchanges == once.exchanges
