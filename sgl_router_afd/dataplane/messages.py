@@ -18,6 +18,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     relay: int  # 0 .. config.num_relays - 1
     control_path: str  # the Unix socket of the router's own endpoints
 
+    def __post_init__(self) -> None:
+        assert self.config == self.config.for_relay(), "it has a key that no relay may be told"
+
 
 def setup_of(config: RouterConfig, relay: int, control_path: str) -> Setup:
     """What this relay process is told first."""
