@@ -25,6 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -70,6 +71,7 @@ class Board:
     registered: list[tuple[float, float]] = field(default_factory=list)  # when, and how long
     renewed_s: list[float] = field(default_factory=list)
     num_forgotten: int = 0
+    refused: Counter[str] = field(default_factory=Counter)  # by what the router answered
 
 
 class Server:
@@ -102,7 +104,10 @@ class Server:
         lease, began_s = self.lease, time.monotonic()
         message = self._registration() if lease is None else self._renewal(lease)
         async with session.post(router + SERVERS_PATH, data=encode(message)) as answer:
-            body = await answer.read()
+            status, body = answer.status, await answer.read()
+        if status not in (200, 409):
+            self._board.refused[f"{status} {body[:200].decode(errors='replace')}"] += 1
+            raise aiohttp.ClientError  # a registrar tries again later, too
         took_s = time.monotonic() - began_s
         heard = decode_from_router(body)
         if not isinstance(heard, Lease):
@@ -261,6 +266,7 @@ async def measure(num_servers: int, state: Path) -> dict[str, object]:
         "renewal_answer_ms": round(1000 * statistics.median(board.renewed_s), 2),
         "lease_s": LEASE_S,
         "num_forgotten": board.num_forgotten,
+        "refused": dict(board.refused.most_common(5)),
         "commit": provenance.commit(),
         "cpu": provenance.cpu_name(),
     }

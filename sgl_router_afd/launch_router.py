@@ -17,6 +17,7 @@ from sgl_router_afd.app import build_app
 from sgl_router_afd.config import RouterConfig
 from sgl_router_afd.dataplane.counters import SharedCounters
 from sgl_router_afd.dataplane.handle import RelayFailed
+from sgl_router_afd.dataplane.listen import BACKLOG
 from sgl_router_afd.dataplane.plane import DataPlane
 from sgl_router_afd.dataplane.supervisor import Relays
 from sgl_router_afd.doors import Doors, open_doors
@@ -161,7 +162,9 @@ async def _own_endpoints(app: web.Application) -> AsyncIterator[str]:
     with own_directory() as directory:
         async with _serving(app) as runner:
             path = str(directory / "control")
-            await web.UnixSite(runner, path).start()
+            # A Unix socket refuses at once where a TCP one waits, and a thousand servers that lost a
+            # router come in the same moment.
+            await web.UnixSite(runner, path, backlog=BACKLOG).start()
             yield path
 
 
