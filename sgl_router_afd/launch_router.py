@@ -162,8 +162,8 @@ async def _own_endpoints(app: web.Application) -> AsyncIterator[str]:
     with own_directory() as directory:
         async with _serving(app) as runner:
             path = str(directory / "control")
-            # A Unix socket refuses at once where a TCP one waits, and a thousand servers that lost a
-            # router come in the same moment.
+            # A Unix socket refuses at once where a TCP one waits, and all servers that lost a
+            # router may come in the same moment.
             await web.UnixSite(runner, path, backlog=BACKLOG).start()
             yield path
 
