@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from sglang_afd.errors import ConfigError
+from sglang_afd.rounds.options import RoundOptions
 from sglang_afd.trace import clocks, exchanges
 from sglang_afd.trace.attn import MICRO_BATCH_0
 from sglang_afd.trace.exchanges import Dispatched, Served
 from sglang_afd.trace.reading import Event, Timeline
+
+# A rank that has rows and is free for so long waits for other rows.
+PARKED_US = RoundOptions().min_park_s * 1e6
 
 
 @dataclass(slots=True)
@@ -264,20 +268,23 @@ def _whole(steps: Sequence[RecordedStep], layers: Sequence[int]) -> list[Recorde
 
 
 def _turns(runs: Sequence[Run], watched: Set[tuple[int, float]], first_layer: int) -> Turns:
-    """Of decode runs; at the first layer a round may be held back, which is no turn."""
+    """Of decode runs; a round that is held back, at the first layer or for rows, is no turn."""
     by_rank: defaultdict[int, list[Run]] = defaultdict(list)
     for run in runs:
         by_rank[run.rank].append(run)
-    from_rows, from_run = [], []
+    from_rows: list[float] = []
+    from_run: list[float] = []
     for of_rank in by_rank.values():
         of_rank.sort(key=lambda run: run.start_us)
         for before, run in zip(of_rank, of_rank[1:], strict=False):
             if run.is_prefill or run.layer == first_layer or run.last_arrived_us is None:
                 continue
-            if (run.rank, run.start_us) in watched:
-                from_rows.append(run.start_us - run.last_arrived_us)
-            else:
-                from_run.append(run.start_us - before.start_us - before.run_us)
+            is_watched = (run.rank, run.start_us) in watched
+            free_us = run.last_arrived_us if is_watched else before.start_us + before.run_us
+            waited_us = run.start_us - free_us
+            if waited_us >= PARKED_US:
+                continue
+            (from_rows if is_watched else from_run).append(waited_us)
     before_us = max(fmean(from_rows), 0.0) if from_rows else 0.0
     between_us = max(fmean(from_run), 0.0) if from_run else 0.0
     return Turns(before_us, max(between_us - before_us, 0.0))

@@ -6,11 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from sglang_afd.errors import ConfigError
-from sglang_afd.planner.simulator.recording import Recording, Run, read_recording
+from sglang_afd.planner.simulator.recording import (
+    PARKED_US,
+    Recording,
+    Run,
+    read_recording,
+)
 from sglang_afd.planner.simulator.replay import replay
-from sglang_afd.trace.reading import read_timeline
+from sglang_afd.trace.reading import Timeline, read_timeline
 
 # Three attention servers and two MLP ranks on a CPU (docs/results/planner-simulator.md); the first
 # nine steps of each warm up one after another, without the planted delays.
@@ -65,6 +71,17 @@ def test_longer_runs_make_longer_steps(recording: Recording) -> None:
     assert replay(slower).mean_percent > 10
 
 
+def test_the_wait_for_rows_that_are_missing_is_no_time_of_the_ranks_own() -> None:
+    timelines = [read_timeline(path) for path in FILES]
+    waited = [_with_waits(timeline, PARKED_US) for timeline in timelines]
+
+    turns, with_waits = (read_recording(each, WARM_STEPS).turns for each in (timelines, waited))
+
+    assert (with_waits.before_us, with_waits.after_us) == pytest.approx(
+        (turns.before_us, turns.after_us), rel=0.1
+    )
+
+
 def test_timelines_of_one_role_are_refused() -> None:
     attention = [read_timeline(path) for path in FILES if "attn" in path.name]
 
@@ -87,3 +104,16 @@ def test_a_compressed_timeline_that_was_cut_off_is_refused(tmp_path: Path) -> No
 
 def _later(run: Run) -> Run:
     return replace(run, start_us=run.start_us + 3.6e9)
+
+
+def _with_waits(timeline: Timeline, wait_us: float) -> Timeline:
+    """Every tenth run begins so much later, and ends when it did."""
+    runs = [event for event in timeline.events if event.name == "run" and event.dur > wait_us]
+    late = {id(event) for event in runs[::10]}
+    events = [
+        structs.replace(event, ts=event.ts + wait_us, dur=event.dur - wait_us)
+        if id(event) in late
+        else event
+        for event in timeline.events
+    ]
+    return replace(timeline, events=events)
