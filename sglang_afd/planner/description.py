@@ -42,6 +42,9 @@ DESCRIPTION_FIELDS = frozenset(
         "dp",
         "ffn_ep",
         "num_mb",
+        "attn_tp",
+        "mlp_tp",
+        "tp",
         "mode",
         "placement",
         "moe_backend",
@@ -71,6 +74,7 @@ def describe(
     Raises: ConfigError, naming the record or the model, and the field.
     """
     seen = {key: value for key, value in record.items() if key in DESCRIPTION_FIELDS}
+    _refuse_tensor_parallelism(seen)
     shape, deployment = _shape(seen, models), _deployment(seen)
     check_experts(shape, deployment)
     workload = Workload(
@@ -90,6 +94,17 @@ def describe(
         ),
         deployment=deployment,
     )
+
+
+def _refuse_tensor_parallelism(seen: Mapping[str, Any]) -> None:
+    """What no measurement could check is not guessed: no row of the sources has any."""
+    for key in ("attn_tp", "mlp_tp", "tp"):
+        ranks = optional_whole(seen, key, 1)
+        if ranks != 1:
+            raise ConfigError(
+                f"record {seen.get('id')}: {key} is {ranks}; layers that several GPUs share by "
+                "tensor parallelism are not modelled, wanted 1"
+            )
 
 
 def _piece_tokens(seen: Mapping[str, Any]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,11 @@ Floats = NDArray[np.float64]
 ROW_NOISE = 0.03
 # Beyond this many times the noise a row pulls with constant force: outliers do not bend the fit.
 _OUTLIER_SIGMAS = 2.0
+# A denser sweep over batches shows the noise better, but not what the physics leaves out, which
+# neighbours have in common: beyond this many rows of a sweep none adds weight.
+_MOST_ROWS_OF_A_SWEEP = 16
 _MAX_STEPS = 60
+_LARGE = 10**6  # a batch that stands for all of them
 
 STAGES: dict[str, Callable[[Step], float]] = {
     "step": lambda step: step.step_us,
@@ -107,7 +112,7 @@ def fit(observations: Sequence[Observation], start: Constants = DEFAULTS) -> Fit
 
     x = np.clip(_logs(start), low, high)
     residuals = residuals_at(x)
-    cost = _cost(residuals, x, centre, weights)
+    cost = _cost(residuals, x, rows, centre, weights)
     damping = 1e-2
     for _ in range(_MAX_STEPS):
         normal, slope = _normal_equations(x, residuals, rows, centre, weights)
@@ -116,7 +121,7 @@ def fit(observations: Sequence[Observation], start: Constants = DEFAULTS) -> Fit
             damped = normal + damping * np.diag(np.diag(normal))
             candidate = np.clip(x - np.linalg.solve(damped, slope), low, high)
             new_residuals = residuals_at(candidate)
-            new_cost = _cost(new_residuals, candidate, centre, weights)
+            new_cost = _cost(new_residuals, candidate, rows, centre, weights)
             accepted = new_cost < cost
             damping = damping / 5 if accepted else damping * 4
         if not accepted:
@@ -157,7 +162,6 @@ class _Rows:
 
     def __init__(self, observations: Sequence[Observation]) -> None:
         self.logs = np.log([row.time_us for row in observations])
-        self.noise = np.asarray([row.noise for row in observations])
         scenarios: dict[Scenario, int] = {}
         steps: dict[tuple[int, Deployment], int] = {}
         self._parts: list[tuple[int, Callable[[Step], float]]] = []
@@ -166,7 +170,25 @@ class _Rows:
             step = steps.setdefault((scenario, row.deployment), len(steps))
             self._parts.append((step, STAGES[row.stage]))
         self._scenarios, self._steps = tuple(scenarios), tuple(steps)
+        self.noise = np.asarray([row.noise for row in observations])
+        self.weights = self._weights()
         self._all = range(len(self._steps))
+
+    def _weights(self) -> Floats:
+        """Repeated rows count as one, and the rows of a sweep as so many at most."""
+        sweeps = [
+            (self._steps[step][0], self._steps[step][1].with_batch(_LARGE), part)
+            for step, part in self._parts
+        ]
+        repeats = Counter(self._parts)
+        lengths: Counter[object] = Counter()
+        for sweep, _ in set(zip(sweeps, self._parts, strict=True)):
+            lengths[sweep] += 1
+        counts = [
+            repeats[row] * max(1.0, lengths[sweep] / _MOST_ROWS_OF_A_SWEEP)
+            for row, sweep in zip(self._parts, sweeps, strict=True)
+        ]
+        return 1 / np.asarray(counts)
 
     def times(self, constants: Constants) -> Floats:
         """Logarithm of each row's predicted time."""
@@ -194,16 +216,16 @@ class _Rows:
         return found
 
 
-def _cost(residuals: Floats, logs: Floats, centre: Floats, weights: Floats) -> float:
+def _cost(residuals: Floats, logs: Floats, rows: _Rows, centre: Floats, weights: Floats) -> float:
     scale = _OUTLIER_SIGMAS**2
-    rows = 2 * scale * (np.sqrt(1 + residuals**2 / scale) - 1)
-    return float(rows.sum() + (weights * (logs - centre) ** 2).sum())
+    losses = 2 * scale * (np.sqrt(1 + residuals**2 / scale) - 1)
+    return float((rows.weights * losses).sum() + (weights * (logs - centre) ** 2).sum())
 
 
 def _normal_equations(
     logs: Floats, residuals: Floats, rows: _Rows, centre: Floats, weights: Floats
 ) -> tuple[Floats, Floats]:
-    trust = 1 / np.sqrt(1 + residuals**2 / _OUTLIER_SIGMAS**2)
+    trust = rows.weights / np.sqrt(1 + residuals**2 / _OUTLIER_SIGMAS**2)
     jacobian = rows.jacobian(logs) / rows.noise[:, None]
     normal = (jacobian * trust[:, None]).T @ jacobian + np.diag(weights)
     slope = (jacobian * trust[:, None]).T @ residuals + weights * (logs - centre)

@@ -14,12 +14,17 @@ from typing import Any
 from sglang_afd.errors import ConfigError
 from sglang_afd.planner import checks
 from sglang_afd.planner.description import Row, describe
+from sglang_afd.planner.fit import ROW_NOISE, Observation
 from sglang_afd.planner.json_file import read_json
 from sglang_afd.planner.record_fields import number, optional, text
 
 # The clock of a system: CUDA spans for colocated rows, the coordinator's for AFD rows.
 _STEP_FIELDS = ("step_ms_cuda", "step_ms")
 _RATE_FIELDS = ("tok_s_gpu_cuda", "tok_s_gpu")
+
+# Rows that their source doubts, such as outliers or steps that the hosts bound, count less in a
+# fit; they are predicted and compared as all others are. A third and a sixth are a choice.
+_NOISE_FACTORS = {"medium": 3.0, "low": 6.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +33,17 @@ class MeasuredRow:
 
     row: Row
     step_us: float
+    noise: float = ROW_NOISE  # standard deviation of the logarithm
+
+    @property
+    def observation(self) -> Observation:
+        """What a fit reads."""
+        return Observation(
+            scenario=self.row.scenario,
+            deployment=self.row.deployment,
+            time_us=self.step_us,
+            noise=self.noise,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +132,7 @@ def _read_record(
         name = record.get("id") if isinstance(record, Mapping) else None
         return Skipped(id=str(name), reason=str(error))
     try:
-        return MeasuredRow(row=row, step_us=measured_step_us(record))
+        return MeasuredRow(row=row, step_us=measured_step_us(record), noise=_noise(record))
     except ConfigError as error:
         if strict:
             raise
@@ -146,6 +162,12 @@ def measured_step_us(record: Mapping[str, Any]) -> float:
             f"step of {from_rate_us / 1000:g} ms; is one of them in another unit?"
         )
     return step_us
+
+
+def _noise(record: Mapping[str, Any]) -> float:
+    """By the first word of `confidence`, as in `medium (outlier)`."""
+    words = text(record, "confidence", "").split()
+    return ROW_NOISE * _NOISE_FACTORS.get(words[0] if words else "", 1.0)
 
 
 def _step_us(record: Mapping[str, Any]) -> float | None:

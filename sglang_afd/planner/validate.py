@@ -50,7 +50,7 @@ def split(
     for measured in rows:
         row = measured.row
         if row.scenario.workload.context_tokens == context_tokens:
-            seen.append(_observation(measured))
+            seen.append(measured.observation)
         else:
             unseen.append(row)
     contexts = sorted({item.row.scenario.workload.context_tokens for item in rows})
@@ -96,18 +96,13 @@ def leave_out(
     results = {}
     for name in names:
         held_out = [item for item in rows if group(item.row) == name]
-        fitted = fit([_observation(item) for item in rows if group(item.row) != name])
+        fitted = fit([item.observation for item in rows if group(item.row) != name])
         predicted = predict_rows(fitted, [item.row for item in held_out])
         results[name] = [
             Compared(row=item.row, predicted_us=guess, measured_us=item.step_us)
             for item, guess in zip(held_out, predicted, strict=True)
         ]
     return results
-
-
-def _observation(measured: MeasuredRow) -> Observation:
-    row = measured.row
-    return Observation(scenario=row.scenario, deployment=row.deployment, time_us=measured.step_us)
 
 
 def summarize(compared: Sequence[Compared]) -> Summary:

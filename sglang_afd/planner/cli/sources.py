@@ -83,14 +83,7 @@ def _collection(path: Path) -> Source:
         kind="collection",
         label=f"collection {path.name}: {len(rows)} measured steps of {', '.join(models)} on "
         f"{', '.join(gpus)}",
-        observations=tuple(
-            Observation(
-                scenario=item.row.scenario,
-                deployment=item.row.deployment,
-                time_us=item.step_us,
-            )
-            for item in collection.rows
-        ),
+        observations=tuple(item.observation for item in collection.rows),
         shape=rows[0].shape if len(models) == 1 else None,
         gpu=rows[0].gpu if len(gpus) == 1 else None,
         notes=(

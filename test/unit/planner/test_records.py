@@ -257,3 +257,27 @@ def test_the_benchmark_ends_in_finite_numbers(
         math.isfinite(last[key]) for key in ("median_abs_pct", "p90_abs_pct", "worst_pct", "rows")
     )
     assert set(last["by_kind"]) == {"afd_decode", "vllm_decode"}
+
+
+@pytest.mark.parametrize("field", ["attn_tp", "mlp_tp", "tp"])
+def test_a_row_with_tensor_parallelism_is_left_out_with_the_reason(
+    tmp_path: Path, field: str
+) -> None:
+    data = _data()
+    data["records"][0][field] = 4
+
+    collection = _read(tmp_path, data)
+
+    assert [item.id for item in collection.skipped] == [data["records"][0]["id"]]
+    assert f"{field} is 4" in collection.skipped[0].reason
+    assert len(collection.rows) == len(data["records"]) - 1
+
+
+def test_a_row_that_its_source_doubts_counts_less_in_a_fit(tmp_path: Path) -> None:
+    data = _data()
+    data["records"][0]["confidence"] = "Medium (outlier)"
+    data["records"][1]["confidence"] = "high"
+
+    rows = _read(tmp_path, data).rows
+
+    assert rows[0].observation.noise == pytest.approx(3 * rows[1].observation.noise)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sglang_afd.errors import ConfigError
-from sglang_afd.planner.deployment import Deployment, Mode, Workload
+from sglang_afd.planner.constants import NAMES
+from sglang_afd.planner.deployment import Deployment, ExpertKernels, Mode, Workload
 from sglang_afd.planner.description import DESCRIPTION_FIELDS, VLLM_PIECE_TOKENS, describe
 from sglang_afd.planner.fit import Fit, Observation, fit
 from sglang_afd.planner.gpu import GPUS
@@ -21,6 +23,7 @@ from sglang_afd.planner.published import afd, colocated
 from sglang_afd.planner.records import read_collection
 from sglang_afd.planner.scenario import Scenario
 from sglang_afd.planner.speedup import speed_up
+from sglang_afd.planner.step import reads, step_of
 from sglang_afd.planner.validate import Compared, fit_and_compare, predict_rows, split, summarize
 
 DATA = Path(__file__).parents[3] / "benchmark/planner/fastafd_gb200_qwen3_235b.json"
@@ -290,6 +293,50 @@ def test_the_error_band_holds_most_of_the_rows(results: Results) -> None:
     ]
 
     assert sum(inside) / len(inside) > 0.9
+
+
+def test_repeated_rows_weigh_as_one() -> None:
+    """So that a file with many repeats of some rows does not bend the fit to those."""
+    observations, unseen = split(read_collection(DATA).rows, 8192)
+    observations = [row for row in observations if row.deployment.batch_per_attn_gpu < 64]
+    repeated = [row for row in observations[:3] for _ in range(99)]
+
+    again = predict_rows(fit([*observations, *repeated]), unseen)
+
+    assert again == pytest.approx(predict_rows(fit(observations), unseen), rel=1e-3)
+
+
+def test_a_denser_sweep_adds_no_certainty() -> None:
+    scenario = Scenario(shape=QWEN, gpu=GPUS["GB200"], workload=Workload(context_tokens=8192))
+
+    def sweep(step: int) -> list[Observation]:
+        rows = [colocated(16, batch) for batch in range(8, 264, step)]
+        times = [predict(scenario, row).step_us for row in rows]
+        return [
+            Observation(scenario=scenario, deployment=row, time_us=time_us)
+            for row, time_us in zip(rows, times, strict=True)
+        ]
+
+    few, many = fit(sweep(16)), fit(sweep(1))
+
+    for name in NAMES:
+        assert many.spread(name) == pytest.approx(few.spread(name), rel=0.1), name
+
+
+@pytest.mark.parametrize("kind", list(Mode))
+@pytest.mark.parametrize("kernels", list(ExpertKernels))
+def test_a_constant_that_a_step_is_said_not_to_read_does_not_change_it(
+    kind: Mode, kernels: ExpertKernels
+) -> None:
+    scenario = Scenario(shape=QWEN, gpu=GPUS["GB200"], workload=Workload(context_tokens=8192))
+    where = colocated(16, 96) if kind is Mode.COLOCATED else afd(28, 96, kind)
+    where = replace(where, expert_kernels=kernels)
+    unread = [name for name in NAMES if not reads(where, name)]
+
+    other = scenario.with_constants(scenario.constants.scaled(**dict.fromkeys(unread, 1.1)))
+
+    assert unread or kernels is ExpertKernels.GROUPED
+    assert step_of(other, where) == step_of(scenario, where)
 
 
 def test_a_measured_time_in_another_unit_is_refused() -> None:

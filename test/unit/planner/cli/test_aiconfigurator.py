@@ -78,8 +78,9 @@ def test_tables_with_nothing_plausible_are_refused() -> None:
 
 
 def test_many_rows_of_one_table_do_not_count_as_independent() -> None:
-    one = aiconfigurator.gated("tables", [_row("core", 261)] * 4, QWEN, H200)
-    many = aiconfigurator.gated("tables", [_row("core", 261)] * 64, QWEN, H200)
+    rows = [replace(_row("core", 261), context_tokens=8192.0 + number) for number in range(64)]
+    one = aiconfigurator.gated("tables", rows[:4], QWEN, H200)
+    many = aiconfigurator.gated("tables", rows, QWEN, H200)
 
     spreads = [fit(tables.observations).spread("kv_read_efficiency") for tables in (one, many)]
 
