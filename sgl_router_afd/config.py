@@ -35,7 +35,7 @@ class RouterConfig:
     data_plane: str = "relay"  # one of DATA_PLANES
     smg_args: str = ""  # more flags for smg, as a shell would read them
     control_port: int = 0  # with smg the port of the own endpoints; 0..65535, 0: `port` + 1
-    state_file: str = ""  # path of the epochs that outlive the router; "" keeps none
+    state_file: str = ""  # path of what outlives the router; "" keeps nothing
     afd_secret: Key = NO_KEY  # servers that register must know it
     api_key: Key = NO_KEY  # clients must know it; pair probes send it
     admin_api_key: Key = NO_KEY  # whoever changes or reads the control plane must know it
