@@ -13,12 +13,15 @@ from sglang_afd.planner.profiling.kernels import Kernel
 from sglang_afd.planner.profiling.timeline import StepTimes
 from sglang_afd.upstream.one_batch import StockRunner
 
-_PAUSE_S = 0.02  # between steps, longer than anything a step waits for
+_PAUSE_S = 0.1  # between steps, longer than anything a step waits for
 
 
 def record(runner: StockRunner, steps: int) -> list[StepTimes]:
     """Stages of each of so many steps."""
     runner.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]):  # its start makes a step wait inside
+        runner.step()
+        runner.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as recording:
         for _ in range(steps):
             time.sleep(_PAUSE_S)

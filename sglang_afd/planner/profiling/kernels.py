@@ -11,8 +11,8 @@ STAGES = (CORE, DENSE, EXPERTS, EXCHANGE, OUTSIDE)
 
 _AS_BEFORE, _AS_NEXT = "as before", "as next"
 
-# The first that matches counts. An activation belongs to the GEMM before it, which may be that of a
-# shared expert; a quantization to the GEMM after it.
+# The first that matches counts. An activation or a sum belongs to the GEMM before it, which may be
+# that of a shared expert; a quantization to the GEMM after it.
 _PATTERNS = tuple(
     (stage, re.compile(pattern, re.IGNORECASE))
     for stage, pattern in (
@@ -27,10 +27,15 @@ _PATTERNS = tuple(
         (CORE, r"MergeStates|merge_attn|merge_state|prepare_varlen"),
         (_AS_BEFORE, r"act_and_mul|silu|swiglu|gelu"),
         (EXPERTS, r"moe|count_and_sort_expert|expert|m_?grouped|grouped_gemm|GemmType\)[1-9]"),
-        (EXPERTS, r"ep_scatter|ep_gather"),
+        (EXPERTS, r"ep_scatter|ep_gather|(pre|post)_reorder|src2dst|align_single_token|tma_align"),
+        (_AS_BEFORE, r"triton_\w*fused\w*_sum"),  # of up to 32 tokens, where torch compiles it
         (_AS_NEXT, r"group_quant|per_token_quant|quantize_kernel|quant_fp8|_quant_"),
         (DENSE, r"nvjet|gemm|gemv|gemvx|cublas|cutlass|splitK|wgmma|matmul"),
         (DENSE, r"rope|rotary|store_kv|kv_cache|kv_indices|_metadata|embedding"),
+        (
+            DENSE,
+            r"kv_buffer|cache_flash|concat_mla|scaled_mm|kv_splits|absmax|cache_locs?|last_loc",
+        ),
         (DENSE, r"elementwise|copy|memcpy|memset|cast|convert|fill|index|gather|scatter|where"),
         (DENSE, r"reduce_?kernel|argmax|softmax|sort|scan|arange|cat_?array|triton_(poi|red|per)_"),
         (DENSE, r"alloc_decode|alloc_extend|req_to_token|position|topk|at::native|cub::"),

@@ -21,30 +21,36 @@ _RECORDED_STEPS = 5
 def measure(
     runner: StockRunner, plan: Plan, record: Recorder, say: Callable[[str], None]
 ) -> list[CaseTimes]:
-    """All cases in turn, so often as the plan says; stages are recorded in the last turn."""
+    """All cases in turn, so often as the plan says; then their stages are recorded.
+
+    A profiler stays in a process once it has been started, so no step is timed after that.
+    """
     found = [CaseTimes(case=case) for case in plan.cases]
     for block in range(plan.blocks):
         for times in found:
-            is_last = block == plan.blocks - 1
-            _run_case(runner, plan, times, record if is_last else None)
+            _time_case(runner, plan, times)
             say(f"block {block + 1}: {times.case.name} {times.block_medians_us[-1] / 1000:.2f} ms")
+    for times in found:
+        _warm_up(runner, plan, times)
+        recorded = min(plan.steps, _RECORDED_STEPS)
+        times.stage_context = times.case.context + plan.warm_steps + recorded / 2
+        times.stages = record(recorded)
+        say(f"stages: {times.case.name} {times.total_us / 1000:.2f} ms")
     return found
 
 
-def _run_case(runner: StockRunner, plan: Plan, times: CaseTimes, record: Recorder | None) -> None:
-    case = times.case
-    runner.prepare(num_rows=case.batch, context=case.context)
+def _warm_up(runner: StockRunner, plan: Plan, times: CaseTimes) -> None:
+    runner.prepare(num_rows=times.case.batch, context=times.case.context)
     for _ in range(plan.warm_steps):
         runner.step()
     runner.synchronize()
-    held = case.context + plan.warm_steps
-    times.step_context = held + plan.steps / 2
+
+
+def _time_case(runner: StockRunner, plan: Plan, times: CaseTimes) -> None:
+    _warm_up(runner, plan, times)
+    times.step_context = times.case.context + plan.warm_steps + plan.steps / 2
     times.block_medians_us.append(_stream_us(runner, plan.steps))
     times.alone_us += [_alone_us(runner) for _ in range(plan.steps)]
-    if record:
-        recorded = min(plan.steps, _RECORDED_STEPS)
-        times.stage_context = held + 2 * plan.steps + recorded / 2
-        times.stages = record(recorded)
 
 
 def _stream_us(runner: StockRunner, steps: int) -> float:

@@ -45,6 +45,11 @@ SAMPLE = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, Arg
         ("void count_and_sort_expert_tokens_kernel<int>(Params)", EXPERTS),
         ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<1u, (deep_gemm::GemmType)1>(int*)", EXPERTS),
         ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<1u, (deep_gemm::GemmType)0>(int*)", DENSE),
+        ("void align_single_token_kernel<int>(Params)", EXPERTS),
+        ("_tma_align_input_scale_kernel", EXPERTS),
+        ("post_reorder_triton_kernel", EXPERTS),
+        ("void set_mla_kv_buffer_kernel<1>(Params)", DENSE),
+        ("triton_per_fused_add_mean_mul_pow_rsqrt_0", DENSE),
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgs)", EXCHANGE),
         ("void deep_ep::internode_ll::dispatch<true>(Params)", EXCHANGE),
         ("something_nobody_has_seen", None),
@@ -57,6 +62,14 @@ def test_a_kernel_belongs_to_a_stage_by_its_name(name: str, stage: str | None) -
 @pytest.mark.parametrize("gemm", [EXPERT, PROJECTION])
 def test_an_activation_belongs_to_the_product_before_it(gemm: str) -> None:
     stages = kernels.stages_of([gemm, ACTIVATION])
+
+    assert stages[1] == stages[0]
+
+
+@pytest.mark.parametrize("gemm", [EXPERT, PROJECTION])
+def test_a_sum_that_torch_compiles_belongs_to_the_product_before_it(gemm: str) -> None:
+    """SGLang sums the chosen experts of up to 32 tokens so."""
+    stages = kernels.stages_of([gemm, "triton_poi_fused_mul_sum_0", NORM])
 
     assert stages[1] == stages[0]
 

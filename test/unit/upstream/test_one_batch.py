@@ -167,7 +167,23 @@ def test_steps_are_timed_in_microseconds_and_nothing_else_is(
         assert times.alone_us == pytest.approx([5000] * 6)
         assert times.total_us == 5000
         assert times.step_context == times.case.context + 3.5
-    assert runner.num_steps == 2 * 2 * (2 + 3 + 3)
+        assert times.stage_context == times.case.context + 3.5
+    assert runner.num_steps == 2 * 2 * (2 + 3 + 3) + 2 * 2
+
+
+def test_no_step_is_timed_once_a_recording_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = StandingClock()
+    monkeypatch.setattr(steps.time, "perf_counter", lambda: runner.now_s)
+    plan = Plan(cases=parse_cases("4x64,8x128"), blocks=2, steps=3, warm_steps=2)
+    order: list[str] = []
+
+    def record(number: int) -> list[StepTimes]:
+        order.append("recorded")
+        return [StepTimes(stages_us={"core": 5000.0}, by_kernel_us={})] * number
+
+    steps.measure(runner, plan, record, lambda line: order.append(line.split()[0]))
+
+    assert order == ["block"] * 4 + ["recorded", "stages:"] * 2
 
 
 def test_a_model_without_experts_is_refused() -> None:
