@@ -135,7 +135,9 @@ def test_trouble_is_told_by_shape_word_and_reason(page: Page) -> None:
     assert pairs(page, "apart") == ["attn-2 mlp-0", "attn-2 mlp-1"]
     assert page.texts(".group-head .state") == ["ready", "forming"]
     assert "rank 1, 2, 3 is not there" in page.texts(".group-why")[1]
-    assert page.texts(".events span")[0].startswith("attn-1 reports that it lost mlp-1")
+    last, before = page.texts(".events span")[:2]
+    assert last == "attn-1 is degraded: stalled: waits for mlp-1 with 31 requests"
+    assert before.startswith("attn-1 reports that it lost mlp-1")
     assert page.problems == []
 
 
