@@ -21,22 +21,30 @@ _RECORDED_STEPS = 5
 def measure(
     runner: StockRunner, plan: Plan, record: Recorder, say: Callable[[str], None]
 ) -> list[CaseTimes]:
-    """All cases in turn, so often as the plan says; then their stages are recorded.
+    """All cases in turn, so often as the plan says, and the stages of each.
 
-    A profiler stays in a process once it has been started, so no step is timed after that.
+    A GPU's profiler stays in a process once it has been started, so there no step is timed after
+    that. On a CPU stages follow the last timed steps at once, while the machine is as busy.
     """
     found = [CaseTimes(case=case) for case in plan.cases]
+    is_apart = runner.device != "cpu"
     for block in range(plan.blocks):
         for times in found:
             _time_case(runner, plan, times)
             say(f"block {block + 1}: {times.case.name} {times.block_medians_us[-1] / 1000:.2f} ms")
-    for times in found:
+            if block == plan.blocks - 1 and not is_apart:
+                _record_stages(plan, times, record, plan.warm_steps + 2 * plan.steps)
+    for times in found if is_apart else ():
         _warm_up(runner, plan, times)
-        recorded = min(plan.steps, _RECORDED_STEPS)
-        times.stage_context = times.case.context + plan.warm_steps + recorded / 2
-        times.stages = record(recorded)
+        _record_stages(plan, times, record, plan.warm_steps)
         say(f"stages: {times.case.name} {times.total_us / 1000:.2f} ms")
     return found
+
+
+def _record_stages(plan: Plan, times: CaseTimes, record: Recorder, steps_before: int) -> None:
+    recorded = min(plan.steps, _RECORDED_STEPS)
+    times.stage_context = times.case.context + steps_before + recorded / 2
+    times.stages = record(recorded)
 
 
 def _warm_up(runner: StockRunner, plan: Plan, times: CaseTimes) -> None:
