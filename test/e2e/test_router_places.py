@@ -83,8 +83,12 @@ def test_the_epoch_never_goes_back_over_restarts_of_the_router_and_of_servers(
 
     assert epochs == sorted(set(epochs))
     assert [group["name"] for group in fleet.groups()["groups"]] == ["group-1"]
-    told = [server.get("/afd/v1/status")[1]["router"] for server in fleet.servers.values()]
-    assert {(one["group"], one["epoch"]) for one in told} == {("group-1", epochs[-1])}
+
+    def have_all_heard() -> bool:  # each does when it renews its lease
+        told = [server.get("/afd/v1/status")[1]["router"] for server in fleet.servers.values()]
+        return {(one["group"], one["epoch"]) for one in told} == {("group-1", epochs[-1])}
+
+    fleet.wait("all have heard of the last epoch", have_all_heard)
 
 
 def test_several_models_are_behind_one_router_and_none_is_taken_for_another(
