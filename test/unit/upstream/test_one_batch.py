@@ -71,6 +71,7 @@ def _predicted(profile: Profile, row: Any, constants: Any) -> float:
     return predict(scenario, row.deployment).step_us
 
 
+@pytest.mark.slow  # the steps were timed one after another: a machine that is busy then is not met
 def test_steps_are_predicted_from_the_profile_that_measured_them(profiled: Path) -> None:
     profile = read_profile(profiled)
 
