@@ -87,8 +87,8 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     flag(
         "state_file",
-        "where the epochs of the groups are kept, so that they never go back; without it a "
-        "restarted router learns them from its servers",
+        "keeps what a restarted router cannot learn from its servers: epochs of groups, so that "
+        "they never go back, the group of each server, and drains that were asked for",
         "FILE",
     )
     flag(
