@@ -37,12 +37,17 @@ class Heartbeat:
         self._is_answered = True
 
     async def was_alive_until(self, end: Coroutine[Any, Any, object]) -> bool:
-        """Wait for the end of the other process, or until it hangs; False for the latter."""
+        """Wait for the end of the other process, or until it hangs; False for the latter.
+
+        Raises: What waiting for the end, or asking, does.
+        """
         loop = asyncio.get_running_loop()
         ending, hanging = loop.create_task(end), loop.create_task(self.until_silent())
         try:
-            await asyncio.wait((ending, hanging), return_when=asyncio.FIRST_COMPLETED)
-            return ending.done()
+            done, _ = await asyncio.wait((ending, hanging), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            return ending in done
         finally:
             ending.cancel()
             hanging.cancel()
