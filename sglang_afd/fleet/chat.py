@@ -17,6 +17,7 @@ MODELS_PATH = "/v1/models"
 NO_NAME = "default"  # SGLang's own word for a model that the client does not name
 LIST_S = 30.0  # for a gateway to hear of servers that are ready
 LIST_AGAIN_S = 0.1
+LIST_TIMEOUT = aiohttp.ClientTimeout(total=10.0)  # of one question
 EVENT_PREFIX = b"data:"
 
 
@@ -43,24 +44,22 @@ async def served_model(
     give_up_s = time.monotonic() + timeout_s
     while True:
         try:
-            async with session.get(url + MODELS_PATH) as response:
+            async with session.get(url + MODELS_PATH, timeout=LIST_TIMEOUT) as response:
                 if response.status in (401, 403):
                     return NO_NAME
                 text = await response.text()
-                said = f"{response.status}: {text}"
+                said = f"it answered {response.status}: {text}"
                 if response.status == 200 and (cards := _cards(text)):
                     return cards[0].id
-        except aiohttp.ClientError as error:
-            said = str(error)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            said = str(error) or "it does not answer"
         if time.monotonic() > give_up_s:
-            raise AfdError(
-                f"{url}{MODELS_PATH} lists no model after {timeout_s:g} s, it answered {said}"
-            )
+            raise AfdError(f"{url}{MODELS_PATH} lists no model after {timeout_s:g} s: {said}")
         await asyncio.sleep(LIST_AGAIN_S)
 
 
 def _cards(text: str) -> list[_Card]:
-    """None where it is something else than a list of models."""
+    """Empty where it is something else than a list of models."""
     try:
         return msgspec.json.decode(text, type=_Models).data
     except msgspec.MsgspecError:

@@ -108,7 +108,7 @@ def test_a_list_that_needs_a_key_leaves_the_model_without_a_name() -> None:
 
 
 def test_a_list_that_stays_empty_is_an_error_with_what_was_answered() -> None:
-    with pytest.raises(AfdError, match=r'lists no model after 0 s, it answered 200: {"data":\[\]}'):
+    with pytest.raises(AfdError, match=r'lists no model after 0 s: it answered 200: {"data":\[\]}'):
         name_of((200, '{"data":[]}'), timeout_s=0.0)
 
 
