@@ -15,7 +15,7 @@ BFLOAT16_BOUND = 0.05  # of logits, see step/logits.py
 OF_VARIANT = frozenset(
     {
         *("cases", "attn", "mlp", "micro_batches", "rounds", "wait_policy", "dispatch_dtype"),
-        *("sm_share", "no_mps", "attn_flags", "mlp_flags", "also"),
+        *("sm_share", "no_mps", "attn_flags", "mlp_flags"),
     }
 )
 
@@ -30,10 +30,10 @@ def parse(argv: Sequence[str], description: str) -> list[argparse.Namespace]:
     others = []
     for changes in first.also:
         other = _parse(parser, [*argv, *shlex.split(changes)])
-        odd = [name for name, value in vars(first).items() if vars(other)[name] != value]
-        if odd := sorted(set(odd) - OF_VARIANT):
-            flags = ", ".join("--" + name.replace("_", "-") for name in odd)
-            parser.error(f"--also {changes!r}: {flags} is of both sides; start another run for it")
+        changed = {name for name, value in vars(first).items() if vars(other)[name] != value}
+        if refused := sorted(changed - OF_VARIANT):
+            flags = ", ".join("--" + name.replace("_", "-") for name in refused)
+            parser.error(f"--also {changes!r}: no {flags} within it; give that to the whole run")
         others.append(other)
     return [first, *others]
 

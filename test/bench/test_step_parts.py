@@ -267,14 +267,17 @@ def test_what_a_run_also_measures_differs_in_what_was_said_only() -> None:
     assert [case.name for case in second.cases] == ["64x1024"]
 
 
-@pytest.mark.parametrize("changes", ["--layers 4", "--blocks 2", "--attention-backend triton"])
+@pytest.mark.parametrize(
+    "changes", ["--layers 4", "--blocks 2", "--attention-backend triton", "--also='--attn 2'"]
+)
 def test_what_is_of_both_sides_cannot_differ_within_a_run(
     changes: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        arguments.parse(["--also", changes], "")
+        arguments.parse([f"--also={changes}"], "")
 
-    assert changes.split()[0] in capsys.readouterr().err
+    flag = changes.replace("=", " ").split()[0]
+    assert f": no {flag} within it" in capsys.readouterr().err
 
 
 def test_stock_sglang_runs_the_cases_of_all_variants_once() -> None:
