@@ -12,6 +12,8 @@ from statistics import median_low
 from sglang_afd.rounds.options import RoundOptions
 from sglang_afd.rounds.running_mean import RunningMean
 
+TURN_SHARE = 0.125  # of a turn in the mean of its peer's: so about the last eight count
+
 
 class Patience:
     """The measured times of a round and of the peers' turns, and the deadlines that follow.
@@ -40,7 +42,7 @@ class Patience:
         # Twice the patience that its own turns ask for: one hang cannot spoil the mean for long,
         # and yet a peer that has become slower is followed within a few layers.
         most_s = 2 * max(self._options.min_park_s, self._options.park_layers * mean_s)
-        self._turns_s[peer] = mean_s + 0.125 * (min(turn_s, most_s) - mean_s)
+        self._turns_s[peer] = mean_s + TURN_SHARE * (min(turn_s, most_s) - mean_s)
 
     def forget(self, peer: Hashable) -> None:
         """`peer` is gone."""
