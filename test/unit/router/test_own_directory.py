@@ -55,9 +55,7 @@ def test_the_directory_of_a_living_router_stays() -> None:
         assert one.is_dir() and other.is_dir() and one != other
 
 
-def test_what_is_not_surely_left_by_a_killed_router_of_this_user_stays(
-    parent: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_surely_left_by_a_killed_router_of_this_user_stays(parent: Path) -> None:
     elsewhere = left_by_a_killed_router(parent, "x").rename(parent / "elsewhere")
     (parent / f"{PREFIX}link").symlink_to(elsewhere)
     (parent / f"{PREFIX}file").touch()
