@@ -22,8 +22,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "test" / "support"))
+ROOT = Path(__file__).parents[1]
+sys.path += [str(ROOT), str(ROOT / "test" / "support")]  # also where sglang_afd is not installed
 
 from round_rules import deaf_rounds  # noqa: E402
 from round_simulator import Hardware, Scene, simulate  # noqa: E402
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, help="length of a run in ideal steps")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="Every 101st cell.")
+    parser.add_argument("--quick", action="store_true", help="every 101st cell")
     arguments = parser.parse_args()
     chosen = cases()[:: 101 if arguments.quick else 1]
     with ProcessPoolExecutor(arguments.processes) as pool:
