@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -32,11 +33,31 @@ class Group:
     shape: Shape
     mlp: dict[int, Entry] = field(default_factory=dict)  # by rank
     attn: list[Entry] = field(default_factory=list)
+    is_kept: bool = False  # its members are those of before, whoever came and went since then
 
     @property
     def wires_itself(self) -> bool:
         """Do its attention servers attach to MLP servers that the router does not know?"""
         return self.shape.ep_size == 0
+
+    def is_heard_by(self, entry: Entry) -> bool:
+        """Does an attention server hear exactly the processes that are its ranks?
+
+        Where these are not known, or not those of now, the attention server vouches for them.
+        """
+        if self.wires_itself or self.is_kept:
+            return True
+        return frozenset(entry.report.attached) == self.boot_ids
+
+    def kept(self, now_of: Callable[[Entry], Entry]) -> Group:
+        """The same members, as they are registered now."""
+        return Group(
+            name=self.name,
+            shape=self.shape,
+            mlp={rank: now_of(entry) for rank, entry in self.mlp.items()},
+            attn=[now_of(entry) for entry in self.attn],
+            is_kept=True,
+        )
 
     @cached_property
     def boot_ids(self) -> frozenset[str]:

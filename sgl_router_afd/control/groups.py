@@ -63,6 +63,7 @@ class _Record:
     members: Members = frozenset()
     past: Past = field(default_factory=Past)
     models: tuple[str, ...] = ()
+    was_there: bool = False  # under an earlier router
     has_moved: bool = False  # its last servers are in other groups now
     empty_since_s: float | None = None
     dead_since_s: float | None = None
@@ -114,7 +115,7 @@ class Groups:
             now_s: The time.
 
         Raises:
-            ConfigError: An epoch cannot be saved; all stays as it was.
+            ConfigError: An epoch cannot be saved; all stays as it was, and `keep` is called for.
         """
         self.is_settled = now_s >= self._started_s + self._settle_s
         memory = Memory(
@@ -146,6 +147,21 @@ class Groups:
         self._ledger.note_places(group_of)
         self._ledger.save_epochs()
         self.views, self.homeless, self._group_of = views, placement.homeless, group_of
+
+    def keep(
+        self,
+        now_of: Callable[[Entry], Entry],
+        proof_of: Callable[[str], tuple[Proof, str]],
+        now_s: float,
+    ) -> None:
+        """Leave members and epochs as they were told last, and look how the members stand now.
+
+        Whoever drains, stalls or is late must not get requests because a disk is full.
+        """
+        for name, view in self.views.items():
+            record = self._records.get(name, _Record())  # without one it is forgotten already
+            now = self._view(view.group.kept(now_of), record, proof_of, now_s)
+            self.views[name] = replace(now, epoch=view.epoch)
 
     def drain(self, name: str, reason: str) -> bool:
         """Have a group get no new requests; an empty reason takes that back.
@@ -180,7 +196,8 @@ class Groups:
     def _record(self, name: str) -> _Record:
         if name not in self._records:
             past = Past(drain_reason=self._ledger.drains.of_group(name))
-            self._records[name] = _Record(past=past)
+            was_there = name in self._epochs.known_names()
+            self._records[name] = _Record(past=past, was_there=was_there)
         return self._records[name]
 
     def _count_members(self, group: Group, record: _Record, placed: Set[str]) -> None:
@@ -260,5 +277,6 @@ class Groups:
             return False
         if record.empty_since_s is None:
             record.empty_since_s = now_s
-        was_whole = record.past.was_ready or record.past.was_covered
-        return record.has_moved or not was_whole or now_s >= record.empty_since_s + FORGET_S
+        # One of an earlier router has members that may come back yet, and may be asked to drain.
+        was_one = record.was_there or record.past.was_ready or record.past.was_covered
+        return record.has_moved or not was_one or now_s >= record.empty_since_s + FORGET_S

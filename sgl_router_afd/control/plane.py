@@ -12,7 +12,6 @@ from sgl_router_afd.control.probe import Outcome, ProbeSchedule, ProbeTerms
 from sgl_router_afd.control.ratio import Ratio
 from sgl_router_afd.control.registry import Entry, LeaseTerms, Registry
 from sgl_router_afd.control.routing import Route, route
-from sgl_router_afd.control.standing import is_attached_to
 from sgl_router_afd.control.told import tell
 from sglang_afd.config import Role
 from sglang_afd.errors import ConfigError
@@ -155,7 +154,7 @@ class ControlPlane:
         time takes as long as there are servers; at `next_change_s`; and by this class itself where
         an operator asked for something.
 
-        Where an epoch cannot be saved all groups stay as they are, and `trouble` says why.
+        Where an epoch cannot be saved all groups keep their members, and `trouble` says why.
         """
         self._decided_s, self.is_undecided = now_s, False
         try:
@@ -173,10 +172,21 @@ class ControlPlane:
         entries = list(self.registry)
         self._ledger.forget_who_is_away({entry.server_id for entry in entries}, now_s)
         # Proofs depend on who belongs together, and what groups are on proofs.
-        self.groups.update(entries, self.probes.proof, now_s)
+        failure = self._update_groups(entries, now_s)
         if self._follow_attachments(entries, now_s):
-            self.groups.update(entries, self.probes.proof, now_s)
+            failure = self._update_groups(entries, now_s)
         self.events.note_changes(self.groups.views.values(), now_s)
+        if failure is not None:
+            raise failure
+
+    def _update_groups(self, entries: list[Entry], now_s: float) -> ConfigError | None:
+        """Why groups keep the members that they had, if they have to."""
+        try:
+            self.groups.update(entries, self.probes.proof, now_s)
+        except ConfigError as error:
+            self.groups.keep(self.registry.now_of, self.probes.proof, now_s)
+            return error
+        return None
 
     def next_change_s(self, now_s: float) -> float | None:
         """When `update` or a probe is due though nothing happens; it may be overdue already.
@@ -255,7 +265,7 @@ class ControlPlane:
             is_attn = entry.registration.role is Role.ATTN
             if view is None or not is_attn or entry.report.condition is not Condition.READY:
                 continue
-            if view.group.wires_itself or is_attached_to(entry, view.group):
+            if view.group.is_heard_by(entry):
                 attached[entry.server_id] = (entry.boot_id, *sorted(entry.report.attached))
         gone = self.probes.known() - attached.keys()
         for server_id in gone:

@@ -116,6 +116,11 @@ class Registry:
         now = self._entries.get(entry.server_id)
         return now is not None and now.boot_id == entry.boot_id
 
+    def now_of(self, entry: Entry) -> Entry:
+        """What is known of this process now; the same again if it is not there any more."""
+        now = self._entries.get(entry.server_id)
+        return now if now is not None and now.boot_id == entry.boot_id else entry
+
     def register(self, registration: Registration, now_s: float) -> tuple[Entry, list[Entry]]:
         """Give a lease to a server, in place of an older process of its name or address.
 

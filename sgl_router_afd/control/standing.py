@@ -80,7 +80,7 @@ def stand_of_attn(entry: Entry, group: Group, proof: tuple[Proof, str], now_s: f
     if report.condition is not Condition.READY:
         why = f": {report.reason}" if report.reason else ""
         return Stand(standing=Standing.WAITING, reason=f"attaches to its MLP servers{why}")
-    if not group.wires_itself and not is_attached_to(entry, group):
+    if not group.is_heard_by(entry):
         return Stand(standing=Standing.WAITING, reason=_why_not_wired(entry, group))
     kind, reason = proof
     if kind is Proof.PENDING:
@@ -102,11 +102,6 @@ def stand_of_mlp(entry: Entry, now_s: float) -> Stand:
     is_new = entry.report.condition in (Condition.STARTING, Condition.LOADING)
     reason = entry.report.reason or f"is {entry.report.condition}"
     return Stand(standing=Standing.WAITING if is_new else Standing.DEGRADED, reason=reason)
-
-
-def is_attached_to(entry: Entry, group: Group) -> bool:
-    """Does an attention server hear exactly the processes that are its group's ranks?"""
-    return frozenset(entry.report.attached) == group.boot_ids
 
 
 def stand_of_group(group: Group, stands: Mapping[str, Stand], past: Past) -> GroupStand:

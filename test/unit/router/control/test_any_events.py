@@ -6,8 +6,9 @@ import contextlib
 import random
 
 import pytest
-from router_servers import OTHER, TTL_S, FakeServer, a_plane, attn, load_of, mlp
+from router_servers import OTHER, TTL_S, FakeServer, attn, load_of, mlp
 
+from sgl_router_afd.control.ledger import FORGET_S, Ledger
 from sgl_router_afd.control.persist import Saved
 from sgl_router_afd.control.plane import ControlPlane
 from sgl_router_afd.control.probe import Outcome
@@ -15,7 +16,7 @@ from sgl_router_afd.control.ratio import Ratio
 from sgl_router_afd.control.routing import Candidates
 from sgl_router_afd.control.standing import GroupState
 from sglang_afd.config import Role
-from sglang_afd.errors import Refused
+from sglang_afd.errors import ConfigError, Refused
 from sglang_afd.protocol.registration import Condition
 
 STEPS = 150
@@ -46,6 +47,8 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.saved = [Saved()]
+        self.is_full = False  # the disk
+        self.drained: dict[str, str] = {}  # the process of each server that was asked to drain
         self.now_s = 0.0
         self.ratio = self.rng.choice([None, Ratio(num_attn=2, num_mlp=1)])
         self.servers = fleet()
@@ -55,8 +58,17 @@ class World:
         self.start_router()
 
     def start_router(self) -> None:
-        self.plane: ControlPlane = a_plane(self.saved[-1], self.ratio, saved=self.saved)
+        if self.is_full:
+            self.drained.clear()  # nobody could save what was asked since then
+            self.is_full = False
+        ledger = Ledger(self.saved[-1], self.save)
+        self.plane = ControlPlane("router", ledger, started_s=0.0, ratio=self.ratio)
         self.now_s = 0.0  # each process has a clock of its own
+
+    def save(self, now: Saved) -> None:
+        if self.is_full:
+            raise ConfigError("no space left")
+        self.saved.append(now)
 
     def step(self) -> None:
         self.now_s += self.rng.choice([0.0, 0.1, 0.5, 2.0])
@@ -73,27 +85,42 @@ class World:
             self.wait: 2,
             self.restart_router: 2,
             self.leave: 3,
+            self.remove: 2,
+            self.fill_or_free_disk: 2,
         }
         [action] = self.rng.choices(list(actions), list(actions.values()))
         action(server)
-        self.plane.update(self.now_s)
+        if not self.plane.is_undecided or self.rng.random() < 0.8:  # else with what comes next
+            self.plane.update(self.now_s)
 
     def die_or_live(self, server: FakeServer) -> None:
         self.dead ^= {server.id}
 
     def drain(self, server: FakeServer) -> None:
-        self.plane.drain(server.id, self.rng.choice(["", "an operator asked"]), self.now_s)
+        reason = self.rng.choice(["", "an operator asked"])
+        if self.plane.drain(server.id, reason, self.now_s):
+            self.drained.pop(server.id, None)
+            if reason:
+                self.drained[server.id] = self.process(server.id)
+
+    def process(self, server_id: str) -> str:
+        entry = self.plane.registry.get(server_id)
+        return "" if entry is None else entry.boot_id
 
     def drain_group(self, server: FakeServer) -> None:
         self.plane.drain_group("group-1", self.rng.choice(["", "maintenance"]), self.now_s)
 
     def take_drains_back(self) -> None:
         self.plane.drain_group("group-1", "", self.now_s)
+        self.drained.clear()
         for entry in self.plane.registry:
             self.plane.drain(entry.server_id, "", self.now_s)
 
     def wait(self, server: FakeServer) -> None:
-        self.now_s += self.rng.choice([5.0, TTL_S + 1, 3 * TTL_S, 700.0])
+        wait_s = self.rng.choice([5.0, TTL_S + 1, 3 * TTL_S, 700.0])
+        self.now_s += wait_s
+        if wait_s > FORGET_S:
+            self.drained.clear()
 
     def restart_router(self, server: FakeServer) -> None:
         self.start_router()
@@ -101,6 +128,14 @@ class World:
     def leave(self, server: FakeServer) -> None:
         with contextlib.suppress(Refused):
             server.leave(self.plane, self.now_s)
+            self.drained.pop(server.id, None)
+
+    def remove(self, server: FakeServer) -> None:
+        if self.plane.remove(server.id, self.now_s):
+            self.drained.pop(server.id, None)
+
+    def fill_or_free_disk(self, server: FakeServer) -> None:
+        self.is_full = not self.is_full
 
     def renew(self, server: FakeServer) -> None:
         if server.id in self.dead:
@@ -144,9 +179,12 @@ class World:
             self.plane.probes.on_outcome(server_id, outcome, "", self.now_s, attachment)
 
     def check(self) -> None:
+        if self.plane.is_undecided:
+            return
         self.check_traffic()
         self.check_places()
         self.check_reasons()
+        self.check_drains()
 
     def check_traffic(self) -> None:
         for model, fingerprint in (("tiny", None), ("big", OTHER)):
@@ -160,7 +198,7 @@ class World:
                 assert entry.is_here(self.now_s) and not entry.is_draining
                 assert model in entry.registration.models
                 assert fingerprint in (None, entry.registration.fingerprint)
-                if not view.group.wires_itself:
+                if not view.group.wires_itself and not self.plane.trouble:
                     ranks = {one.boot_id for one in view.group.mlp.values()}
                     assert set(entry.report.attached) == ranks
                     assert len(ranks) == view.group.shape.ep_size
@@ -169,17 +207,26 @@ class World:
         placed = [name for view in self.plane.groups.views.values() for name in view.stands]
         homeless = self.plane.groups.homeless
         registered = sorted(entry.server_id for entry in self.plane.registry)
-        assert sorted([*placed, *homeless]) == registered
+        assert len(placed) == len(set(placed)), "a server is in two groups"
+        if not self.plane.trouble:
+            assert sorted([*placed, *homeless]) == registered
         for view in self.plane.groups.views.values():
             prints = {entry.registration.fingerprint for entry in view.group.servers()}
             assert prints <= {view.group.shape.fingerprint}
 
     def check_reasons(self) -> None:
         assert all(self.plane.groups.homeless.values())
+        assert bool(self.plane.trouble) <= self.is_full, "why are groups kept?"
         for view in self.plane.groups.views.values():
             assert view.stand.reason
             assert view.epoch >= self.epochs.get(view.name, 0)
             assert self.saved[-1].groups[view.name] == view.epoch
+
+    def check_drains(self) -> None:
+        for server_id, boot_id in self.drained.items():
+            entry = self.plane.registry.get(server_id)
+            if entry is not None and entry.boot_id == boot_id:
+                assert entry.is_draining, f"{server_id} was asked to drain"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -197,6 +244,7 @@ def test_whatever_happened_servers_that_are_well_for_a_while_all_serve(seed: int
     for _ in range(STEPS):
         world.step()
     world.dead.clear()
+    world.is_full = False
 
     for _ in range(60):  # two minutes: longer than any probation, and than lapses count
         world.now_s += 2.0

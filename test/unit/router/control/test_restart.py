@@ -12,6 +12,7 @@ from sgl_router_afd.control.ledger import Ledger
 from sgl_router_afd.control.persist import Saved
 from sgl_router_afd.control.plane import ControlPlane
 from sgl_router_afd.control.ratio import Ratio
+from sgl_router_afd.control.routing import Candidates
 from sgl_router_afd.control.standing import Standing
 from sglang_afd.errors import ConfigError
 from sglang_afd.protocol.registration import Condition
@@ -219,6 +220,74 @@ def test_a_drain_is_in_force_though_it_cannot_be_saved_and_is_saved_as_soon_as_i
     assert full[0] == {"attn-0": ("draining", "new kernel")}
     assert "No space left" in full[1] and full[2] == 2.0
     assert list(saved[-1].drains) == ["attn-0"] and plane.trouble == ""
+
+
+class FullDisk:
+    """A plane whose epochs cannot be saved, since somebody registered after the disk was full."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.plane = ControlPlane("router", Ledger(Saved(), self.save), started_s=0.0)
+        self.expert = mlp("mlp-0")
+        self.servers = [attn(f"attn-{i}").attach(self.expert) for i in range(3)]
+        register_all(self.plane, 0.0, self.expert, *self.servers)
+        pass_probes(self.plane, 0.0)
+        self.is_full = True
+        register_all(self.plane, 0.5, attn("new").attach(self.expert))
+
+    def save(self, now: Saved) -> None:
+        if self.is_full:
+            raise ConfigError("--state-file /x cannot be written: No space left on device")
+
+    def serving(self) -> tuple[str, ...]:
+        found = self.plane.route("tiny")
+        return found.server_ids if isinstance(found, Candidates) else ()
+
+
+def test_while_groups_stay_as_they_are_whoever_drains_stalls_or_is_late_gets_no_requests() -> None:
+    world = FullDisk()
+    drained, stalled, late = world.servers
+    before = world.serving()
+
+    world.plane.drain(drained.id, "new kernel", 1.0)
+    stalled.says(condition=Condition.STALLED, reason="no peer", attached=())
+    stalled.renew(world.plane, 1.0)
+    after = world.serving()
+    world.plane.update(TTL_S + 0.1)
+
+    assert before == (drained.id, stalled.id, late.id)
+    assert after == (late.id,)
+    assert world.serving() == ()
+    assert world.plane.trouble and world.plane.groups.views["group-1"].epoch == 4
+
+
+def test_while_groups_stay_as_they_are_a_server_has_to_prove_itself_with_a_new_mlp_server() -> None:
+    world = FullDisk()
+    one, *_ = world.servers
+    expert = world.expert.restarted("boot-2")
+    expert.register(world.plane, 1.0)
+
+    one.attach(expert).renew(world.plane, 1.0)
+    unproved = world.serving()
+    pass_probes(world.plane, 1.0)
+
+    assert one.id not in unproved
+    assert one.id in world.serving()
+
+
+def test_a_drain_of_a_group_goes_on_when_its_first_server_comes_and_leaves_again(
+    tmp_path: Path,
+) -> None:
+    ranks = [mlp(f"mlp-{rank}", rank, 2) for rank in range(2)]
+    server = attn("attn-0").attach(*ranks)
+    restarted(tmp_path / "state", *ranks, server).drain_group("group-1", "move", 1.0)
+    after = restarted(tmp_path / "state", ranks[0])
+
+    ranks[0].leave(after, 1.0)
+    register_all(after, 2.0, ranks[1], server, ranks[0].restarted("boot-2"))
+
+    assert after.groups.views["group-1"].stand.reason == "move"
+    assert set(standings(after)) == {"mlp-0", "mlp-1", "attn-0"}
 
 
 def static_servers() -> list[FakeServer]:
