@@ -44,9 +44,10 @@ def hold_port(host: str, port: int) -> Iterator[None]:
         # Sharing the address lets a router start while connections to its predecessor linger.
         _listen_once(host, port, share=True)
         holder = _bind(host, port, share=True)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for a name that no resolver takes
+        cause = error.strerror if isinstance(error, OSError) else "no host has that name"
         raise ConfigError(
-            f"{host}:{port} cannot be the router's address ({error.strerror}); "
+            f"{host}:{port} cannot be the router's address ({cause}); "
             "choose another with --host and --port"
         ) from error
     with holder:

@@ -302,6 +302,7 @@ def checkpoint(tmp_path: Path) -> Path:
         (["--gpus", "0"], "--gpus names GPU 0; no GPU is visible"),
         (["--sm-share", "attn=50"], "--sm-share has no effect here: there is no GPU"),
         (["--host", "no.such.host.invalid"], "no.such.host.invalid:"),
+        (["--host", "a..b"], "(no host has that name)"),
         (["--mlp", "4"], "rank 3 of --ep-size 4 would own none of the model's 6 experts"),
         (
             ["--mlp", "5", "--", "--json-model-override-args", '{"num_experts": 4}'],
