@@ -114,7 +114,7 @@ def _run_both(argv: Sequence[str], environment: dict[str, str]) -> int:
     try:
         return attn.wait(LIMIT_S + 60)
     except subprocess.TimeoutExpired:
-        print(f"not done within {LIMIT_S:g} s", file=sys.stderr)
+        print(f"not done within {LIMIT_S + 60:g} s", file=sys.stderr)
         return 1
     finally:
         with suppress(ProcessLookupError):

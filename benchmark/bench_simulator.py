@@ -20,6 +20,8 @@ from typing import Any
 
 from provenance import commit, cpu_name
 
+sys.path.append(str(Path(__file__).parents[1]))  # where sglang_afd is not installed
+
 from sglang_afd.planner.barrier import gaussian_barrier_us
 from sglang_afd.planner.deployment import Deployment, Mode, Workload
 from sglang_afd.planner.gpu import known_gpu

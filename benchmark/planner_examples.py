@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))  # where sglang_afd is not installed
+
 from sglang_afd.planner.__main__ import PROGRAM, main
 
 ROOT = Path(__file__).parents[1]

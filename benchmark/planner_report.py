@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))  # where sglang_afd is not installed
+
 from sglang_afd.planner.constants import NAMES, PRIORS
 from sglang_afd.planner.deployment import Mode, Workload
 from sglang_afd.planner.description import Row

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "test" / "support"))
+sys.path += [str(ROOT), str(ROOT / "test" / "support")]  # also where sglang_afd is not installed
 
 from round_simulator import GB200_7_1, H200_6_2, Result, Scene, simulate  # noqa: E402
 
