@@ -137,6 +137,9 @@ class RelayHandle:
         is_lost = asyncio.Event()
         channel: Channel[ToControl] = Channel(ToControl, self._on_message, is_lost.set)
         await loop.create_unix_connection(lambda: channel, sock=opened)
+        if self._is_draining:  # since it was started: it has no request that it could finish
+            channel.close()
+            return False
         channel.send(self._setup)
         channel.send_latest(self._table)
         self._channel = channel

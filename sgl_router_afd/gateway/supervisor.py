@@ -168,6 +168,8 @@ class Gateway:
         self._process = process
         heartbeat = Heartbeat(lambda: self._ask_for_life(heartbeat), self._config.relay_timeout_s)
         try:
+            if self._is_draining:  # since it was started: it has no request that it could finish
+                return "was not needed any more"
             end = process.communicate(msgspec.json.encode(given))
             if await heartbeat.was_alive_until(end):
                 return f"ended with exit code {await process.wait()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -13,7 +14,13 @@ import pytest
 from process_trees import children_with
 from raw_http import Client, Message, ask, post
 from raw_server import DONE, SSE_HEAD, RawServer, Talk, event, wait_until
-from router_harness import RouterProcess
+from router_harness import DEADLINE_S, RouterProcess
+
+from sgl_router_afd.config import RouterConfig
+from sgl_router_afd.dataplane.counters import SharedCounters
+from sgl_router_afd.dataplane.handle import RelayHandle
+from sgl_router_afd.dataplane.listen import open_listeners
+from sgl_router_afd.dataplane.messages import setup_of
 
 pytestmark = pytest.mark.multiproc
 
@@ -159,6 +166,24 @@ def test_a_router_with_a_relay_process_that_hangs_ends_all_the_same(raw_server: 
         line = "1 relay processes do not end; killing them"
         wait_until("the log tells it", lambda: line in _log(router))
         assert not Path(f"/proc/{hung}").exists()
+
+
+def test_a_relay_process_that_is_asked_to_drain_while_it_starts_ends(tmp_path: Path) -> None:
+    config = RouterConfig(relay_processes=1, shutdown_timeout_s=60)
+
+    async def start_and_drain() -> int:
+        counters = SharedCounters.create(1)
+        [listeners] = open_listeners("127.0.0.1", 0, 1)
+        setup = setup_of(config, 0, str(tmp_path / "control"))
+        handle = RelayHandle(setup, counters, listeners, lambda message: None)
+        running = asyncio.create_task(handle.keep_running())
+        await asyncio.sleep(0)  # it is being started
+        num_running = await handle.start_draining(config.shutdown_timeout_s)
+        await asyncio.wait_for(running, DEADLINE_S)
+        return num_running
+
+    assert asyncio.run(start_and_drain()) == 0
+    assert not children_with(os.getpid(), RELAY)
 
 
 def test_a_killed_relay_process_takes_only_its_own_streams_with_it(raw_server: RawServer) -> None:
