@@ -30,6 +30,7 @@ from sgl_router_afd.gateway.supervisor import Gateway, GatewayFailed
 from sgl_router_afd.log import start_log
 from sgl_router_afd.open_fleet import open_fleet, running
 from sgl_router_afd.own_directory import own_directory
+from sgl_router_afd.state_file import State, open_state
 from sgl_router_afd.surprises import surprises
 from sgl_router_afd.upstream_session import open_session
 from sglang_afd.errors import ConfigError
@@ -88,7 +89,14 @@ async def serve(config: RouterConfig) -> None:
         check_version()
     doors = open_doors(config)
     counters = SharedCounters.create(config.num_relays)
-    fleet = open_fleet(config, counters)
+    with open_state(config.state_file) as state:
+        await _serve(config, doors, counters, state)
+
+
+async def _serve(
+    config: RouterConfig, doors: Doors, counters: SharedCounters, state: State
+) -> None:
+    fleet = open_fleet(config, counters, state.ledger)
     for text in surprises(config):
         logger.warning("%s", text)
     open_plane = _open_gateway if config.data_plane == "smg" else _open_relays
@@ -110,6 +118,9 @@ async def serve(config: RouterConfig) -> None:
                 ),
             )
             await stop.wait()
+            if not doors.own:
+                # Nobody is heard any more, and a successor may have the port, and needs the file.
+                state.let_go()
             await plane.drain(config.shutdown_timeout_s)
 
 

@@ -7,14 +7,11 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import aiohttp
 
 from sgl_router_afd.config import RouterConfig
-from sgl_router_afd.control import persist
 from sgl_router_afd.control.ledger import Ledger
-from sgl_router_afd.control.persist import Saved
 from sgl_router_afd.control.plane import ControlPlane, Probe
 from sgl_router_afd.control.ratio import parse_ratio
 from sgl_router_afd.control.registry import LeaseTerms
@@ -26,18 +23,20 @@ from sgl_router_afd.traffic import SAMPLE_S, TrafficBook
 from sglang_afd.config import Role
 
 
-def open_fleet(config: RouterConfig, counters: SharedCounters) -> Fleet:
+def open_fleet(config: RouterConfig, counters: SharedCounters, ledger: Ledger) -> Fleet:
     """The fleet, which has been told of nobody yet; to be called in the event loop.
 
-    Raises:
-        ConfigError: The state file cannot be read or written.
+    Args:
+        config: The router's settings.
+        counters: Of all relay processes.
+        ledger: What outlives this router.
     """
     clock = time.monotonic
     book = TrafficBook(counters, clock)
     boot_id = uuid.uuid4().hex[:16]
     plane = ControlPlane(
         boot_id,
-        _open_ledger(config.state_file),
+        ledger,
         started_s=clock(),
         ratio=parse_ratio(config.ratio),
         lease_terms=_lease_terms(config.lease_s),
@@ -80,21 +79,6 @@ async def running(
             fleet.close()
             for task in tasks:
                 task.cancel()
-
-
-def _open_ledger(path: str) -> Ledger:
-    if not path:
-        return Ledger(Saved(), lambda saved: None)
-    file = Path(path)
-    last = persist.load(file)
-    persist.save(file, last)  # what cannot be written is known now, and not at the first change
-
-    def save(saved: Saved) -> None:
-        # In the loop: an epoch is on the disk before anybody hears of it, and requests go through
-        # other processes.
-        persist.save(file, saved)
-
-    return Ledger(last, save)
 
 
 def _lease_terms(lease_s: float) -> LeaseTerms:

@@ -100,10 +100,15 @@ def save(path: Path, saved: Saved) -> None:
             raise
         _sync_directory(path.parent)
     except OSError as error:
-        raise ConfigError(
-            f"--state-file {path} cannot be written: {error.strerror}; give a path in a directory "
-            "that the router may write to"
-        ) from None
+        raise not_written(path, error) from None
+
+
+def not_written(path: Path, error: OSError) -> ConfigError:
+    """What a person is told of it."""
+    return ConfigError(
+        f"--state-file {path} cannot be written: {error.strerror}; give a path in a directory "
+        "that the router may write to"
+    )
 
 
 def _sync_directory(directory: Path) -> None:

@@ -23,6 +23,7 @@ from sgl_router_afd.dataplane.counters import IN_FLIGHT, MAX_SERVERS, SharedCoun
 from sgl_router_afd.dataplane.messages import BrokeOff, Unreachable
 from sgl_router_afd.fleet import COALESCE_S, Fleet
 from sgl_router_afd.open_fleet import open_fleet
+from sgl_router_afd.state_file import State, open_state
 from sglang_afd.config import Role
 from sglang_afd.errors import ConfigError
 
@@ -377,18 +378,20 @@ def test_a_router_goes_on_with_what_the_one_before_it_saved(tmp_path: Path) -> N
     expert = mlp("mlp-0")
     server = attn("attn-0").attach(expert)
 
-    async def run_router(*servers: FakeServer) -> Fleet:
-        fleet = open_fleet(config, SharedCounters.create(1))
+    async def run_router(state: State, *servers: FakeServer) -> Fleet:
+        fleet = open_fleet(config, SharedCounters.create(1), state.ledger)
         for one in servers:
             one.register(fleet.plane, fleet.now_s())
         fleet.close()
         return fleet
 
-    before = asyncio.run(run_router(expert, server))
-    before.plane.drain("attn-0", "new kernel", before.now_s())
+    with open_state(config.state_file) as state:
+        before = asyncio.run(run_router(state, expert, server))
+        before.plane.drain("attn-0", "new kernel", before.now_s())
     expert.lease = server.lease = None
 
-    after = asyncio.run(run_router(server, expert))
+    with open_state(config.state_file) as state:
+        after = asyncio.run(run_router(state, server, expert))
 
     (view,) = after.plane.groups.views.values()
     assert (view.name, view.epoch > before.plane.groups.views["group-1"].epoch) == ("group-1", True)
