@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
 
+from sgl_router_afd.awake_clock import AwakeClock
 from sgl_router_afd.config import RouterConfig
 from sgl_router_afd.control.ledger import Ledger
 from sgl_router_afd.control.plane import ControlPlane, Probe
@@ -31,7 +31,7 @@ def open_fleet(config: RouterConfig, counters: SharedCounters, ledger: Ledger) -
         counters: Of all relay processes.
         ledger: What outlives this router.
     """
-    clock = time.monotonic
+    clock = AwakeClock()
     book = TrafficBook(counters, clock)
     boot_id = uuid.uuid4().hex[:16]
     plane = ControlPlane(
