@@ -175,7 +175,13 @@ async def _own_endpoints(app: web.Application) -> AsyncIterator[str]:
             path = str(directory / "control")
             # A Unix socket refuses at once where a TCP one waits, and all servers that lost a
             # router may come in the same moment.
-            await web.UnixSite(runner, path, backlog=BACKLOG).start()
+            try:
+                await web.UnixSite(runner, path, backlog=BACKLOG).start()
+            except OSError as error:  # its path may be too long for one
+                raise ConfigError(
+                    f"cannot listen on the router's own socket {path}: {error}; set TMPDIR to a "
+                    "short path that the router may write to"
+                ) from None
             yield path
 
 

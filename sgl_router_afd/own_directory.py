@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sglang_afd.errors import ConfigError
+
 logger = logging.getLogger(__name__)
 
 PREFIX = "sgl-router-afd-"
@@ -21,10 +23,20 @@ LOCK = "lock"  # in each of them, held by its router for as long as that lives
 
 @contextmanager
 def own_directory() -> Iterator[Path]:
-    """A new directory of mode 0700 in the temporary directory, gone when the block ends."""
-    parent = Path(tempfile.gettempdir())
-    remove_leftovers(parent)
-    directory, lock = _create(parent)
+    """A new directory of mode 0700 in the temporary directory, gone when the block ends.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    try:
+        parent = Path(tempfile.gettempdir())
+        remove_leftovers(parent)
+        directory, lock = _create(parent)
+    except OSError as error:
+        raise ConfigError(
+            f"no directory for the router's own files can be made: {error}; set TMPDIR to one that "
+            "the router may write to and that has room"
+        ) from None
     try:
         yield directory
     finally:

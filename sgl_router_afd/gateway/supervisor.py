@@ -24,7 +24,7 @@ from sgl_router_afd.dataplane.messages import NO_TABLE, BrokeOff, Table
 from sgl_router_afd.gateway.manifest import Manifest, manifest_of, write
 from sgl_router_afd.gateway.settings import flags, scheme
 from sgl_router_afd.gateway.watch import Watch, read_workers
-from sglang_afd.errors import AfdError
+from sglang_afd.errors import AfdError, ConfigError
 from sglang_afd.ports import free_ports
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class Gateway:
         self._own_key = uuid.uuid4().hex
         self._path = directory / "servers.json"
         self._manifest = manifest_of(NO_TABLE)
+        self._is_unwritten = False  # it could not be: smg goes by the one before
         self._metrics_port = 0
         self._metrics = ""
         self._process: asyncio.subprocess.Process | None = None
@@ -81,7 +82,13 @@ class Gateway:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        write(self._manifest, self._path)
+        try:
+            write(self._manifest, self._path)
+        except OSError as error:
+            raise ConfigError(
+                f"{self._path}, which tells smg of its servers, cannot be written: "
+                f"{error.strerror}; set TMPDIR to a directory with room"
+            ) from None
         await self._group.__aenter__()
         for work in (self._keep_running(), self._keep_watching()):
             self._tasks.append(self._group.create_task(work))
@@ -106,8 +113,22 @@ class Gateway:
         self._watch.publish(table, manifest)
         if _who(manifest) != _who(self._manifest):
             self._manifest = manifest
-            write(manifest, self._path)
+            self._write()
             self._is_news.set()
+
+    def _write(self) -> None:
+        """Where that cannot be done all else goes on, and it is done as soon as it can."""
+        try:
+            write(self._manifest, self._path)
+        except OSError as error:
+            if not self._is_unwritten:
+                logger.error(
+                    "smg does not hear which servers serve now, since %s cannot be written: %s",
+                    *(self._path, error.strerror),
+                )
+            self._is_unwritten = True
+        else:
+            self._is_unwritten = False
 
     def metrics(self) -> str:
         """smg's own, as of a second ago."""
@@ -203,6 +224,8 @@ class Gateway:
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + START_S
         while True:
+            if self._is_unwritten:
+                self._write()
             try:
                 await self._look()
             except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import os
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -573,3 +575,24 @@ def test_a_setting_that_cannot_work_ends_the_start_with_one_error(
     assert ended.returncode == exit_code
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_temporary_directory_with_too_long_a_name_ends_the_start_with_one_error(
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / ("x" * 100)
+    directory.mkdir()
+    command = [sys.executable, "-m", "sgl_router_afd.launch_router", "--port", "0"]
+
+    ended = subprocess.run(
+        command,
+        env=os.environ | {"TMPDIR": str(directory)},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+
+    assert ended.returncode == 2
+    assert "set TMPDIR to a short path" in ended.stderr and "Traceback" not in ended.stderr
+    assert list(directory.iterdir()) == []

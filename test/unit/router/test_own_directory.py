@@ -11,6 +11,7 @@ import pytest
 
 from sgl_router_afd import own_directory as module
 from sgl_router_afd.own_directory import LOCK, PREFIX, own_directory
+from sglang_afd.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -115,3 +116,12 @@ def test_a_lock_that_another_router_removed_is_not_held(
 
     with own_directory() as directory:
         assert directory.is_dir() and directory not in lost
+
+
+def test_where_none_can_be_made_the_error_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "away"))
+
+    with pytest.raises(ConfigError, match="set TMPDIR"), own_directory():
+        pass
