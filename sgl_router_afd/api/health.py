@@ -48,7 +48,7 @@ class HealthDesk:
         homeless = self._fleet.plane.groups.homeless.items()
         trouble = self._fleet.plane.trouble
         reasons = [
-            *([f"nothing can be decided: {trouble}"] if trouble else []),
+            *([f"groups stay as they are: {trouble}"] if trouble else []),
             *(f"{group.name} is {group.state}: {group.reason}" for group in groups),
             *(f"{server_id} is in no group: {reason}" for server_id, reason in homeless),
             *(f"{url} was not heard of: {reason}" for url, reason in self._fleet.unheard()),

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from sglang_afd.errors import ConfigError
+from sglang_afd.protocol.registration import GroupName
 
 MAX_STATE_BYTES = 64 * 1024 * 1024
 MAX_EPOCH = 2**47  # half of what a lease has room for
@@ -34,10 +35,10 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     version: int = 1
     base: int = 0  # the epoch that no group may go below whose name is not known any more
-    groups: dict[str, int] = {}  # the epoch of each
-    places: dict[str, str] = {}  # the group of each server, by its id
+    groups: dict[GroupName, int] = {}  # the epoch of each
+    places: dict[str, GroupName] = {}  # the group of each server, by its id
     drains: dict[str, SavedDrain] = {}  # by server id
-    group_drains: dict[str, str] = {}  # the reason of each
+    group_drains: dict[GroupName, str] = {}  # the reason of each
 
 
 def load(path: Path) -> Saved:

@@ -71,7 +71,7 @@ class ControlPlane:
         self.events = Events()
         self.is_undecided = False  # has anything happened since the last `update`?
         self.num_decisions = 0  # grows whenever something but loads may have changed
-        self.trouble = ""  # why nothing can be decided, for people
+        self.trouble = ""  # why groups keep their members, for people
         self._ledger = ledger
         self._num_in_flight = num_in_flight
         self._retry_s: float | None = None

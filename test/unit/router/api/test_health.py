@@ -54,7 +54,7 @@ def test_a_router_that_cannot_save_its_epochs_says_so() -> None:
         api.plane.trouble = "--state-file /x cannot be written: No space left on device"
         readiness = api.ask("GET", "/readiness")
 
-    assert "nothing can be decided: --state-file /x cannot be written" in readiness.error
+    assert "groups stay as they are: --state-file /x cannot be written" in readiness.error
 
 
 def test_a_ready_router_that_cannot_save_its_epochs_says_so() -> None:

@@ -137,3 +137,17 @@ def test_a_file_with_an_epoch_that_no_lease_has_room_for_is_refused(
 
     with pytest.raises(ConfigError, match=f"damaged: it has the epoch {epoch}"):
         load(path)
+
+
+@pytest.mark.parametrize("text", [b"grOup-1", b"gr/up-1", b"gr\x7fup-1"])
+@pytest.mark.parametrize("field", ["groups", "places", "group_drains"])
+def test_a_name_that_no_group_can_have_is_damage_and_not_told_to_servers(
+    tmp_path: Path, field: str, text: bytes
+) -> None:
+    path = tmp_path / "state.json"
+    save(path, WHOLE)
+    before, found, after = path.read_bytes().partition(f'"{field}":'.encode())
+    path.write_bytes(before + found + after.replace(b"group-1", text, 1))
+
+    with pytest.raises(ConfigError, match="is damaged or not ours"):
+        load(path)
