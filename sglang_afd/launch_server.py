@@ -28,6 +28,8 @@ def main(argv: Sequence[str]) -> int:
     except AfdError as error:
         print(f"sglang-afd: error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def _main(argv: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from sglang_afd.errors import ConfigError
+from sglang_afd.files import read_file
 
 EXPERT_COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
@@ -18,13 +19,13 @@ def read_config(model_path: str) -> dict[str, object]:
     """
     path = Path(model_path) / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_file(path).decode())
     except FileNotFoundError:
         raise ConfigError(
             f"--model-path {model_path} is not a directory with a config.json; "
             f"download the model first and give its directory"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds a {type(config).__name__}, expected a JSON object")
@@ -82,7 +83,7 @@ def architecture_of(model: dict[str, object]) -> str:
 def _overrides(overrides: str) -> dict[str, object]:
     try:
         parsed = json.loads(overrides)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--json-model-override-args is not JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise ConfigError("--json-model-override-args must be a JSON object")

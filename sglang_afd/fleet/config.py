@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -49,7 +50,7 @@ class LaunchConfig:
         _check_range("--max-tokens", self.max_tokens, 1, 1 << 20)
         if self.prompt and self.demo:
             raise ConfigError("--prompt and --demo both say what to ask; give one of them")
-        if self.model_path is not None and not self.model_path.is_dir():
+        if self.model_path is not None and not os.path.isdir(self.model_path):
             raise ConfigError(
                 f"--model-path {self.model_path} is no directory; "
                 "give one with a config.json and safetensors files"
@@ -136,7 +137,10 @@ def _build_parser() -> argparse.ArgumentParser:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(shlex.split(text))
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not what a shell takes: {error}") from None
 
 
 def _indices(text: str) -> tuple[int, ...]:
@@ -153,7 +157,7 @@ def _shares(text: str) -> tuple[tuple[str, int], ...]:
     shares: dict[str, int] = {}
     for pair in text.split(","):
         role, _, percent = pair.strip().partition("=")
-        if role not in ("attn", "mlp") or role in shares or not percent.isdigit():
+        if role not in ("attn", "mlp") or role in shares or not percent.isdecimal():
             raise argparse.ArgumentTypeError(f"{text!r} is nothing like attn=50,mlp=100")
         shares[role] = int(percent)
     return tuple(shares.items())

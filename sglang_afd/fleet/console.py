@@ -24,7 +24,8 @@ class Console:
         self._quiet = quiet
         self._log = log or sys.stderr
         self._out = out or sys.stdout
-        self._is_coloured = self._log.isatty() and "NO_COLOR" not in os.environ
+        # A process that was started without standard streams has None for them.
+        self._is_coloured = bool(self._log) and self._log.isatty() and "NO_COLOR" not in os.environ
         self._colours: dict[str, int] = {}
 
     def server_line(self, name: str, line: str) -> None:
@@ -38,8 +39,7 @@ class Console:
 
     def answer(self, text: str) -> None:
         """Pass on a piece of a model's answer as it arrives."""
-        self._out.write(text)
-        self._out.flush()
+        _put(self._out, text)
 
     def _prefix(self, name: str) -> str:
         if not self._is_coloured:
@@ -48,5 +48,19 @@ class Console:
         return f"\x1b[{colour}m{name} |\x1b[0m"
 
     def _write(self, line: str) -> None:
-        self._log.write(line + "\n")
-        self._log.flush()
+        _put(self._log, line + "\n")
+
+
+def _put(stream: TextIO | None, text: str) -> None:
+    """Write at once; text for nobody, a reader that is gone, or a full disk is lost.
+
+    Nothing of that is raised: what stops the servers in order writes, too.
+    """
+    if stream is None:
+        return
+    try:
+        stream.write(text.encode(stream.encoding or "utf-8", "backslashreplace").decode())
+        stream.flush()
+    except OSError:
+        # What is in the stream's buffer would fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 from collections.abc import Mapping
 from enum import Enum
@@ -63,6 +64,7 @@ def _scalar(wanted: Any, value: Any, where: str) -> Any:
     if wanted is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         _require(number, where, value, "a number")
+        _require(not abs(value) > sys.float_info.max, where, value, "a number below 1e308")
         return float(value)
     strict = type(value) is wanted
     _require(strict, where, value, {int: "a whole number", str: "a text"}.get(wanted, str(wanted)))

@@ -34,6 +34,8 @@ class Gpu:
         checks.between(owner, "operator_scale", self.operator_scale, 0.01, 1e4, "1 is a GPU.")
         checks.between(owner, "cache_read_share", self.cache_read_share, 1e-4, 1e2, "1 is a GPU.")
         checks.not_negative(owner, "core_request_us", self.core_request_us)
+        hint = "Wanted: microseconds, 1 ms is 1000."
+        checks.between(owner, "core_request_us", self.core_request_us + 1, 1, 1e6, hint)
         hint = "1 TB/s is 1e6 bytes per us."
         slowest = 5e3 if self.operator_scale == 1 else 50
         checks.between(owner, "hbm_bytes_per_us", self.hbm_bytes_per_us, slowest, 2e8, hint)
@@ -44,6 +46,9 @@ class Gpu:
             checks.between(owner, name, value, 2 * slowest, 1e12, "1 PFLOP/s is 1e9 flops per us.")
         checks.whole(owner, "gpus_per_node", self.gpus_per_node)
         checks.whole(owner, "link_domain_gpus", self.link_domain_gpus)
+        checks.between(
+            owner, "gpus_per_node", self.gpus_per_node, 1, 1e4, "Wanted: GPUs of a host."
+        )
 
     def flops_per_us(self, weight_bytes: float) -> float:
         """Peak of the matrix units for weights of this width."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sglang_afd.errors import ConfigError
+from sglang_afd.planner import checks
 from sglang_afd.planner.json_file import read_json
 from sglang_afd.planner.shape import ModelShape
 
@@ -19,7 +21,7 @@ _SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
 
 def read_shape(path: Path) -> ModelShape:
     """The shape of the model whose config.json, or folder with one, is at this path."""
-    file = path / "config.json" if path.is_dir() else path
+    file = path / "config.json" if os.path.isdir(path) else path
     config = read_json(file, "config.json")
     if not isinstance(config, dict):
         raise ConfigError(f"{file}: holds a {type(config).__name__}, wanted a JSON object")
@@ -37,6 +39,8 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     text = config.get("text_config")
     fields = {**config, **text} if isinstance(text, Mapping) else config
     num_layers = _whole(fields, name, "num_hidden_layers")
+    hint = "No model has so many layers."
+    checks.between(f"config of {name}", "num_hidden_layers", num_layers, 1, 1e5, hint)
     hidden_size = _whole(fields, name, "hidden_size")
     num_experts = _whole(fields, name, *_EXPERTS)
     attention = _latent_attention if fields.get("kv_lora_rank") else _grouped_attention

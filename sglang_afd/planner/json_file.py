@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_afd.errors import ConfigError
+from sglang_afd.files import read_file
 
 
 def read_json(path: Path, wanted: str, flag: str = "") -> Any:
@@ -19,7 +20,7 @@ def read_json(path: Path, wanted: str, flag: str = "") -> Any:
     Raises: ConfigError, when it cannot be read, is no JSON, or is nested without end.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_file(path).decode())
     except (OSError, ValueError, RecursionError) as error:
         named = f"{flag} {path}".strip()
         raise ConfigError(f"{named}: no readable {wanted} ({error})") from error

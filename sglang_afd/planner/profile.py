@@ -8,12 +8,13 @@ from enum import Enum
 from pathlib import Path
 
 from sglang_afd.errors import ConfigError
+from sglang_afd.planner import checks
 from sglang_afd.planner.decode import decode
 from sglang_afd.planner.deployment import Deployment, Workload
 from sglang_afd.planner.fit import ROW_NOISE, Fit, Observation, fit
 from sglang_afd.planner.gpu import Gpu
 from sglang_afd.planner.json_file import read_json
-from sglang_afd.planner.routing import Routing
+from sglang_afd.planner.routing import Routing, check_probabilities
 from sglang_afd.planner.samples import ExpertSample, MemoryUse, StepSample
 from sglang_afd.planner.scenario import Scenario
 from sglang_afd.planner.shape import ModelShape
@@ -31,6 +32,10 @@ class Measurement:
     time_us: float
     noise: float = ROW_NOISE  # standard deviation of the logarithm
 
+    def __post_init__(self) -> None:
+        hint = "0.03 is 3 %."
+        checks.between(f"time of {self.stage}", "noise", self.noise, 1e-4, 100, hint)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
@@ -45,6 +50,10 @@ class Profile:
     expert_samples: tuple[ExpertSample, ...] = ()
     steps: tuple[StepSample, ...] = ()
     memory: MemoryUse | None = None
+
+    def __post_init__(self) -> None:
+        if self.expert_probabilities:
+            check_probabilities(self.expert_probabilities, self.shape.experts_per_token)
 
     def scenario(self, workload: Workload) -> Scenario:
         """With the priors as constants; `with_constants(fitted().constants)` replaces them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -85,6 +86,16 @@ def routing_from_histogram(counts: Sequence[float], experts_per_token: int) -> R
         )
     probabilities = np.minimum(share * experts_per_token, 1 - 1e-12)
     return Routing(tuple(float(p) for p in probabilities), placed=True)
+
+
+def check_probabilities(probabilities: Sequence[float], experts_per_token: int) -> None:
+    """Raises: ConfigError, when they are not those of the experts of a token."""
+    total = math.fsum(probabilities) if all(0 <= p < 1 for p in probabilities) else math.nan
+    if not abs(total - experts_per_token) <= 0.01 * experts_per_token:
+        raise ConfigError(
+            f"expert_probabilities: wanted one number of 0 or more and below 1 for each expert, "
+            f"which add up to {experts_per_token}, the experts of a token"
+        )
 
 
 @lru_cache(maxsize=256)

@@ -33,6 +33,7 @@ class Space:
 
     def __post_init__(self) -> None:
         checks.whole("search", "max_gpus", self.max_gpus)
+        checks.between("search", "max_gpus", self.max_gpus, 1, 1e6, "Wanted: GPUs.")
         for count in (*self.expert_parallel, *self.micro_batches):
             checks.whole("search", "expert parallelism or micro-batches", count)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from sglang_afd.errors import ConfigError
+from sglang_afd.files import read_file
 
 MIN_SECRET_BYTES = 16
 NONCE_BYTES = 32
@@ -26,7 +27,7 @@ def load_secret(path: str) -> bytes:
     file = Path(path)
     try:
         mode = stat.S_IMODE(file.stat().st_mode)
-        secret = file.read_bytes().strip()
+        secret = read_file(file).strip()
     except OSError as error:
         raise ConfigError(f"--afd-secret-file {path}: {error.strerror}") from None
     if mode & 0o077:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -18,10 +19,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     format: int = FORMAT
     role: str  # "attn" or "mlp"
     server_id: str  # unique among the servers of a run
-    rank: int = 0  # mlp: of the group
+    rank: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # mlp: of the group
     hostname: str  # for people
     boot_id: str  # of the host; two servers with the same one share a clock
-    clock_ns: int
+    clock_ns: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     wall_clock_s: float  # time.time() at clock_ns, for people
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import io
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,12 @@ from typing import Any
 import msgspec
 
 from sglang_afd.errors import ConfigError
+from sglang_afd.files import read_file
+from sglang_afd.trace.arguments import Microseconds, check_arguments
 from sglang_afd.trace.header import FORMAT, HEADER_EVENT, Header
+
+# Far above what the recorder of a server writes.
+MAX_BYTES = 1 << 32
 
 
 class Event(msgspec.Struct, kw_only=True):
@@ -21,8 +28,8 @@ class Event(msgspec.Struct, kw_only=True):
     name: str
     pid: int
     tid: int
-    ts: float
-    dur: float = 0.0
+    ts: Microseconds
+    dur: Microseconds = 0.0
     s: str = ""
     args: dict[str, Any] = {}
 
@@ -51,8 +58,8 @@ def read_timeline(path: Path) -> Timeline:
         ConfigError: It cannot be read, is empty, or is no file of --afd-trace.
     """
     try:
-        content = path.read_bytes()
-        lines = (gzip.decompress(content) if path.suffix == ".gz" else content).split(b"\n")
+        content = read_file(path, MAX_BYTES)
+        lines = (_unpacked(content) if path.suffix == ".gz" else content).split(b"\n")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
     except (EOFError, zlib.error) as error:
@@ -63,8 +70,10 @@ def read_timeline(path: Path) -> Timeline:
         if text in (b"", b"[", b"]"):
             continue
         try:
-            events.append(_EVENT.decode(text))
-        except msgspec.MsgspecError as error:
+            event = _EVENT.decode(text)
+            check_arguments(event.name, event.args)
+            events.append(event)
+        except (msgspec.MsgspecError, RecursionError) as error:
             if number == len(lines) and events:
                 break
             raise ConfigError(
@@ -73,6 +82,13 @@ def read_timeline(path: Path) -> Timeline:
     if not events:
         raise ConfigError(f"{path} is empty; its server recorded nothing")
     return Timeline(path=path, header=_header(path, events[0]), events=events[1:])
+
+
+def _unpacked(content: bytes) -> bytes:
+    unpacked = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MAX_BYTES + 1)
+    if len(unpacked) > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"unpacked it is larger than {MAX_BYTES >> 30} GiB")
+    return unpacked
 
 
 def _header(path: Path, event: Event) -> Header:

@@ -250,6 +250,27 @@ def _pid_of(launcher: Launcher, name: str) -> int:
     return int(found[1])
 
 
+def test_a_reader_that_went_away_changes_nothing_but_what_is_read(tmp_path: Path) -> None:
+    pids_file = tmp_path / "pids"
+    report = f"open({str(pids_file)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}\\n')"
+    server = SERVER.format(then=f"print('more', flush=True)\n{report}")
+    argv = [sys.executable, "-c", LAUNCHER, json.dumps({"mlp-0": server}), "600", "0", "ready"]
+    read_end, write_end = os.pipe()
+    os.close(read_end)  # as `| head -1` does, once it has its line
+    with subprocess.Popen(argv, stderr=write_end, stdout=write_end) as launcher:
+        os.close(write_end)
+        wait_until(lambda: pids_file.exists() and "\n" in pids_file.read_text(), lambda: "no pids")
+        pids = [int(pid) for pid in pids_file.read_text().split()]
+        ran_on = launcher.poll() is None
+        launcher.send_signal(signal.SIGINT)
+
+        code = launcher.wait(WAIT_S)
+
+    assert ran_on
+    assert code == 128 + signal.SIGINT
+    assert_none_is_left(pids)
+
+
 def test_so_many_mlp_servers_may_end_as_there_are_spares(start_launcher: StartLauncher) -> None:
     names = ("attn-0", "mlp-0", "mlp-1", "mlp-2")
     launcher = start_launcher(dict.fromkeys(names, SERVER.format(then="")), spares=1)

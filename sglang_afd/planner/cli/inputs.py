@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -210,9 +211,9 @@ def read_gpu(name: str) -> Gpu:
 
 def read_model(name: str) -> ModelShape:
     """A path that exists, or one of the list."""
-    path = Path(name)
-    is_path = path.exists() or path.suffix == ".json" or name.startswith((".", "/", "~"))
-    return read_shape(path.expanduser()) if is_path else known_shape(name)
+    path = Path(os.path.expanduser(name))  # which leaves alone what has no home directory
+    is_path = os.path.exists(path) or path.suffix == ".json" or name.startswith((".", "/", "~"))
+    return read_shape(path) if is_path else known_shape(name)
 
 
 def _shape(args: argparse.Namespace, measured: ModelShape | None) -> ModelShape:

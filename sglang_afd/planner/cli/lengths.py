@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sglang_afd.errors import ConfigError
+from sglang_afd.files import read_file
 from sglang_afd.planner.barrier import SlotLoad, slot_load
 
 
@@ -14,7 +15,7 @@ def read_lengths(path: Path) -> SlotLoad:
     Raises: ConfigError, naming the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_file(path).decode().splitlines()
     except (OSError, ValueError) as error:
         raise ConfigError(f"--lengths {path}: cannot be read ({error})") from error
     prompts, decodes = [], []

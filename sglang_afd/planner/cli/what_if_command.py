@@ -140,7 +140,8 @@ def _prices(argument: str | None) -> dict[str, float]:
         if not equals:
             raise ConfigError(f"--prices {item}: wanted NAME=PRICE, as in H200=3.5")
         value = _number("--prices", price)
-        checks.positive("--prices", name, value)
+        hint = "Wanted: the price of an hour, in one currency for all."
+        checks.between("--prices", name, value, 1e-6, 1e6, hint)
         prices[read_gpu(name).name] = value
     return prices
 

@@ -23,7 +23,7 @@ _SHARES = {
     "prefill_per_step": "",
     "stall_per_step": "",
 }
-_FAILURE = re.compile(r"(mlp|attention):(\d+):(\d+)@([\d.]+)(?:\+([\d.]+))?")
+_FAILURE = re.compile(r"(mlp|attention):(\d{1,9}):(\d{1,9})@(\d+\.?\d*)(?:\+(\d+\.?\d*))?")
 
 
 def add_simulation_arguments(parser: argparse.ArgumentParser) -> None:

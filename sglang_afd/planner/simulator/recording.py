@@ -129,14 +129,15 @@ def read_recording(timelines: Sequence[Timeline], skip_steps: int = 0) -> Record
     for step in (step for each in steps.values() for step in each):
         for op in step.ops.values():
             op.back_us = {rank: max(us - turns.after_us, 0.0) for rank, us in op.back_us.items()}
-    whole = {server: _whole(each[skip_steps:], layers) for server, each in steps.items()}
+    ranks = _ranks(runs, pairs)
+    whole = {server: _whole(each[skip_steps:], layers, ranks) for server, each in steps.items()}
     kept = {(server, step.number) for server, each in whole.items() for step in each}
     runs = tuple(run for run in runs if kept.intersection(run.members))
-    if not any(whole.values()):
+    if all(step.is_prefill for each in whole.values() for step in each):
         raise ConfigError(
-            f"the timelines have no step with all of its exchanges, after the first {skip_steps}"
+            f"the timelines have no decode step with all of its exchanges, after the first "
+            f"{skip_steps}; record longer, or skip fewer with --skip-steps"
         )
-    ranks = {run.rank for run in runs}
     return Recording(
         layers=layers,
         steps={server: each for server, each in whole.items() if each},
@@ -144,6 +145,21 @@ def read_recording(timelines: Sequence[Timeline], skip_steps: int = 0) -> Record
         num_ranks=len(ranks),
         turns=turns,
     )
+
+
+def _ranks(runs: Sequence[Run], pairs: Sequence[tuple[Dispatched, Served]]) -> Set[int]:
+    """Of the group.
+
+    Raises: ConfigError, when one replied whose file is not there.
+    """
+    there = {run.rank for run in runs}
+    for exchange, _ in pairs:
+        if missing := exchange.received_us.keys() - there:
+            raise ConfigError(
+                f"{exchange.timeline.path} has replies of MLP rank {min(missing)}, of which no "
+                "timeline is given; give those of all MLP ranks of the run"
+            )
+    return there
 
 
 def _steps(timeline: Timeline, shift_us: float) -> list[RecordedStep]:
@@ -254,17 +270,21 @@ def _is_busy(runs: Sequence[Run], sent_us: float, arrived_us: float) -> bool:
     return before >= 0 and runs[before].start_us + runs[before].run_us > sent_us
 
 
-def _whole(steps: Sequence[RecordedStep], layers: Sequence[int]) -> list[RecordedStep]:
+def _whole(
+    steps: Sequence[RecordedStep], layers: Sequence[int], ranks: Set[int]
+) -> list[RecordedStep]:
     """Steps whose exchanges are all there; one that was cut off at the end is not."""
-    kept = []
-    for step in steps:
-        if step.ops and all(
-            (op := step.ops.get((layer, part))) is not None and op.out_us and op.back_us
-            for layer in layers
-            for part in range(step.num_micro_batches)
-        ):
-            kept.append(step)
-    return kept
+    return [
+        step
+        for step in steps
+        if step.ops
+        and step.ended_us > step.began_us
+        and len(step.ops) == len(layers) * len({part for _, part in step.ops})
+        and {layer for layer, _ in step.ops} == set(layers)
+        and all(
+            op.out_us.keys() == ranks and op.back_us.keys() == ranks for op in step.ops.values()
+        )
+    ]
 
 
 def _turns(runs: Sequence[Run], watched: Set[tuple[int, float]], first_layer: int) -> Turns:

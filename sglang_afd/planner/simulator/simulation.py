@@ -28,6 +28,9 @@ from sglang_afd.rounds.units import UnitSource
 _STARTS, _RANKS = 10_001, 10_002  # keep their draws apart from those of servers
 
 
+_MOST = {"num_steps": 10**6, "warm_steps": 10**6, "instances": 10**4, "num_processes": 1024}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """How long, and how."""
@@ -46,6 +49,12 @@ class Options:
             checks.whole("simulation", name, getattr(self, name))
         for name in ("warm_steps", "seed"):
             checks.not_negative("simulation", name, getattr(self, name))
+        for name, most in _MOST.items():
+            if getattr(self, name) > most:
+                raise ConfigError(
+                    f"simulation: {name} is {getattr(self, name)}, which would never end; wanted "
+                    f"at most {most}"
+                )
 
 
 def simulate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,19 @@ def test_a_broken_profile_is_refused(tmp_path: Path, change: Any, message: str) 
 def test_a_profile_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no readable profile"):
         read_profile(tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize("share", [-1.0, 1e308, float("nan"), 1.0])
+def test_a_histogram_that_is_none_of_this_model_is_refused(share: float) -> None:
+    shape = PROFILE.shape
+    uniform = [shape.experts_per_token / shape.num_experts] * shape.num_experts
+    replace(PROFILE, expert_probabilities=tuple(uniform))
+
+    with pytest.raises(ConfigError, match="which add up to 8, the experts of a token"):
+        replace(PROFILE, expert_probabilities=(share, *uniform[1:]))
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-300, float("nan"), 1e9])
+def test_a_measurement_cannot_be_surer_than_any_clock(noise: float) -> None:
+    with pytest.raises(ConfigError, match="noise is"):
+        replace(PROFILE.measurements[0], noise=noise)

@@ -26,6 +26,14 @@ def test_a_secret_is_read_without_the_newline_that_an_editor_leaves(tmp_path: Pa
     assert auth.load_secret(path) == SECRET
 
 
+def test_a_secret_without_an_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.symlink_to("/dev/zero")
+
+    with pytest.raises(ConfigError, match="more than 256 MiB"):
+        auth.load_secret(str(path))
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o620, 0o644, 0o610])
 def test_a_secret_that_others_can_touch_is_refused_with_the_remedy(
     tmp_path: Path, mode: int

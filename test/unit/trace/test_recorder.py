@@ -23,7 +23,7 @@ from sglang_afd.trace.recorder import Recorder
 recorder = Recorder(sys.argv[1], header_of_this_process("mlp", "mlp-0"))
 for number in range(1000000000):
     now = time.monotonic_ns()
-    recorder.span("run", 0, now, now + 10, number=number)
+    recorder.span("work", 0, now, now + 10, number=number)
     time.sleep(0.0001)
 """
 
@@ -72,7 +72,7 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path, missing: int) 
     path = tmp_path / "a.json"
     recorder = record(path)
     for number in range(3):
-        recorder.span("run", 0, 0, 0, number=number)
+        recorder.span("work", 0, 0, 0, number=number)
     recorder.flush()
     path.write_bytes(path.read_bytes()[:-missing])
 
@@ -87,24 +87,24 @@ def test_what_does_not_fit_into_memory_is_dropped_and_counted(tmp_path: Path) ->
     recorder = record(path, max_pending=2)
     with recorder._flushing:  # the writing thread waits, as for a slow disk
         for number in range(5):
-            recorder.span("run", 0, 0, 0, number=number)
+            recorder.span("work", 0, 0, 0, number=number)
 
     recorder.close()
 
     events = read_timeline(path).events
     assert [event.args.get("number") for event in events] == [0, 1, 3]
-    assert [event.name for event in events] == ["run", "run", "events dropped"]
+    assert [event.name for event in events] == ["work", "work", "events dropped"]
 
 
 def test_recording_stops_at_the_largest_size_and_the_server_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     recorder = record(path, max_file_bytes=50_000)
     for number in range(2000):
-        recorder.span("run", 0, 0, 0, number=number)
+        recorder.span("work", 0, 0, 0, number=number)
 
     recorder.flush()
 
-    recorder.span("run", 0, 0, 0)
+    recorder.span("work", 0, 0, 0)
     recorder.close()
     assert path.stat().st_size <= 50_000
     numbers = [event.args["number"] for event in read_timeline(path).events]
@@ -118,11 +118,11 @@ def test_a_disk_that_is_full_ends_the_recording_alone(
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, recorder._descriptor)
     os.close(full)
-    recorder.span("run", 0, 0, 0)
+    recorder.span("work", 0, 0, 0)
 
     recorder.flush()
 
-    recorder.span("run", 0, 0, 0)
+    recorder.span("work", 0, 0, 0)
     assert not recorder._pending
     assert "No space left on device" in caplog.text
     recorder.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from sglang_afd.planner.__main__ import main
+from sglang_afd.planner.known_models import CONFIGS
 
 MODEL = "--model Qwen3-30B-A3B --gpu H200 --source roofline"
 INPUTS = f"{MODEL} --context 4096"
@@ -54,6 +56,11 @@ CASES = {
     f"search {INPUTS} --commands /no/such/file": "--commands /no/such/file: cannot be written",
     "search --model Qwen3-235B-A22B --gpu H100 --context 4096 --max-gpus 1": "does not fit on up",
     f"search {MODEL} --context 4000000": "shorten the context",
+    f"search {INPUTS} --max-gpus {10**26}": "max_gpus is 1e+26, outside 1 to 1e+06",
+    f"search --gpu H200 --context 1 --model ~nobody-here/{'x' * 5000}": "no readable config.json",
+    f"search --gpu H200 --context 1 --model {'x' * 5000}": "is not in the planner's list",
+    "search --gpu H200 --context 1 --model /dev/zero": "more than 256 MiB",
+    f"what-if {INPUTS} --prices H200=1e308": "H200 is 1e+308, outside 1e-06 to 1e+06",
     f"what-if {INPUTS} --speculation \u00b2:2": "wanted N:X, as in 4:2.5",
     f"predict {INPUTS}": "no --attn-gpus; give the number of attention GPUs",
     f"predict {INPUTS} --attn-gpus 0 --mlp-gpus 4": "attn_gpus is 0; it has to be a number above 0",
@@ -265,6 +272,49 @@ def test_what_is_no_length_of_a_request_is_refused(
 
     assert code == 2
     assert "what is no length" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--model", "--gpu", "--profile", "--lengths"])
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    path = tmp_path / "pipe.json"
+    os.mkfifo(path)
+    flags = {"--model": "Qwen3-30B-A3B", "--gpu": "H200", "--context": "4096"} | {flag: str(path)}
+    if flag == "--lengths":
+        del flags["--context"]
+
+    code = main(["search", *(word for pair in flags.items() for word in pair)])
+
+    assert code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_config_that_comes_through_a_pipe_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read_end, write_end = os.pipe()
+    os.write(write_end, json.dumps(CONFIGS["Qwen3-30B-A3B"]).encode())
+    os.close(write_end)
+    model = ["--model", f"/dev/fd/{read_end}", "--gpu", "H200", "--source", "roofline"]
+
+    code = main(["search", *model, "--context", "4096"])
+
+    os.close(read_end)
+    assert code == 0
+    assert "of context" in capsys.readouterr().out
+
+
+def test_a_model_of_more_layers_than_any_is_refused_before_they_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIGS["Qwen3-30B-A3B"] | {"num_hidden_layers": 10**30}))
+
+    code = main(["search", "--model", str(path), "--gpu", "H200", "--context", "4096"])
+
+    assert code == 2
+    assert "num_hidden_layers is 1e+30" in capsys.readouterr().err
 
 
 def test_an_interrupt_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

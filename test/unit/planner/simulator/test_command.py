@@ -78,6 +78,10 @@ def test_a_recorded_timeline_is_replayed(capsys: pytest.CaptureFixture[str]) -> 
     [
         (("--noise", "loud"), "--noise loud: wanted one of none, typical"),
         (("--fail", "mlp:0@1"), "--fail mlp:0@1: wanted ROLE:GROUP:INDEX@MS"),
+        (("--fail", "mlp:0:0@1.2.3"), "--fail mlp:0:0@1.2.3: wanted ROLE:GROUP:INDEX@MS"),
+        (("--steps", "9" * 25), "num_steps is 9999999999999999999999999, which would never end"),
+        (("--warm-steps", "9" * 25), "which would never end; wanted at most 1000000"),
+        (("--instances", "9" * 25), "which would never end; wanted at most 10000"),
         (("--fail", "mlp:0:7@1"), "it has 1"),
         (("--rounds", "maybe"), "wanted on or off"),
         (("--prefill-tokens", "9"), "wanted LOW-HIGH"),

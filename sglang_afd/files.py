@@ -1,0 +1,24 @@
+"""Reads whole files that a person named, which may be anything: too large, a device, a pipe."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+MAX_BYTES = 1 << 28  # of settings, profiles and lists, which are a thousand times smaller
+
+
+def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """All bytes of a file. A pipe that nobody writes to is empty, instead of waited for.
+
+    Raises: OSError, also for a file of more than `max_bytes`.
+    """
+    # Opened like this, a named pipe does not wait until somebody opens its other end.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(descriptor, True)
+    with os.fdopen(descriptor, "rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"more than {max_bytes >> 20} MiB", str(path))
+    return content
