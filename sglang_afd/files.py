@@ -14,11 +14,14 @@ def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 
     Raises: OSError, also for a file of more than `max_bytes`.
     """
-    # Opened like this, a named pipe does not wait until somebody opens its other end.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    os.set_blocking(descriptor, True)
-    with os.fdopen(descriptor, "rb") as file:
+    with open(path, "rb", opener=_open_at_once) as file:
+        os.set_blocking(file.fileno(), True)
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"more than {max_bytes >> 20} MiB", str(path))
     return content
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Without waiting until somebody opens the other end of a named pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -49,3 +49,8 @@ def test_a_pipe_with_a_slow_writer_is_read_to_its_end() -> None:
     writer.join()
     os.close(read_end)
     assert content == b"one two"
+
+
+def test_a_folder_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+        read_file(tmp_path)
