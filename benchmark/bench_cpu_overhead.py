@@ -10,6 +10,11 @@ number of threads, whether all outputs were identical, where a layer's time goes
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # where sglang_afd is not installed
+
 # NOTE: must precede every import of SGLang; spawned children import this module first, too.
 import sglang_afd.upstream.cpu_shim  # noqa: F401  # isort: skip
 
@@ -20,13 +25,11 @@ import os
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import provenance
