@@ -77,23 +77,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if not arguments or arguments[0] in ("-h", "--help"):
-            sys.stdout.write(usage())
-            return 0 if arguments else 2
-        name = arguments[0]
-        if name not in COMMANDS:
-            raise ConfigError(f"unknown command {name!r}; wanted one of {', '.join(COMMANDS)}")
-        command = COMMANDS[name]
-        return command.run(command.parser(name).parse_args(arguments[1:]))
+        code = _run(arguments)
+        sys.stdout.flush()  # here, where it can be told that this failed
+        return code
     except AfdError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2 if isinstance(error, ConfigError) else 1
+        return _fail(str(error), 2 if isinstance(error, ConfigError) else 1)
     except BrokenPipeError:
-        # Whoever reads has enough; Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever reads has enough
         return 0
+    except OSError as error:
+        if error.filename is not None:
+            raise  # not of standard output, which has no name
+        _drop_output()
+        return _fail(f"the answer cannot be written ({error}); send it elsewhere", 1)
     except KeyboardInterrupt:
         return 130
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if sys.stdout is None:
+        raise ConfigError("standard output is closed; say where the answer goes, as in > FILE")
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(usage())
+        return 0 if arguments else 2
+    name = arguments[0]
+    if name not in COMMANDS:
+        raise ConfigError(f"unknown command {name!r}; wanted one of {', '.join(COMMANDS)}")
+    command = COMMANDS[name]
+    return command.run(command.parser(name).parse_args(arguments[1:]))
+
+
+def _fail(message: str, code: int) -> int:
+    if sys.stderr is not None:
+        sys.stderr.write(f"error: {message}\n")
+    return code
+
+
+def _drop_output() -> None:
+    """Python would complain again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def usage() -> str:

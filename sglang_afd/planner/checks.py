@@ -7,6 +7,12 @@ import math
 from sglang_afd.errors import ConfigError
 
 
+def printable(what: str, name: str) -> None:
+    """Refuse a name that would move the cursor of a terminal, or break a line."""
+    if not name.isprintable():
+        raise ConfigError(f"{what}: its name {name!r:.80} has control characters; leave them out")
+
+
 def positive(owner: str, name: str, value: float) -> None:
     """Refuse zero, negative numbers, infinities and NaN."""
     if not math.isfinite(value) or value <= 0:

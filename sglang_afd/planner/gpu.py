@@ -29,6 +29,7 @@ class Gpu:
     core_request_us: float = 0.0  # of core attention for each request, where a loop runs over them
 
     def __post_init__(self) -> None:
+        checks.printable("GPU", self.name)
         owner = f"GPU {self.name}"
         checks.between(owner, "memory_bytes", self.memory_bytes, 1e9, 4e12, "80 GB is 8e10.")
         checks.between(owner, "operator_scale", self.operator_scale, 0.01, 1e4, "1 is a GPU.")

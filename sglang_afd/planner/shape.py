@@ -32,6 +32,7 @@ class ModelShape:
     combine_element_bytes: float = 2.0  # of one number on the way back
 
     def __post_init__(self) -> None:
+        checks.printable("model", self.name)
         owner = f"model {self.name}"
         for name in _COUNTS:
             checks.whole(owner, name, getattr(self, name))

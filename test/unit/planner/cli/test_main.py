@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from sglang_afd.errors import ConfigError
 from sglang_afd.planner.__main__ import COMMANDS, main, usage
+from sglang_afd.planner.gpu import GPUS
+from sglang_afd.planner.known_models import known_shape
 
 INPUTS = ["--model", "Qwen3-30B-A3B", "--gpu", "H200", "--source", "roofline", "--context", "4096"]
 # msgspec takes typing_extensions where it is there.
@@ -75,3 +79,33 @@ def test_a_reader_that_has_enough_ends_the_program_quietly() -> None:
 
     assert errors == ""
     assert process.returncode == 0
+
+
+def test_an_answer_that_cannot_be_written_is_one_line_and_no_success() -> None:
+    command = [sys.executable, "-m", "sglang_afd.planner", "search", *INPUTS]
+
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: the answer cannot be written")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_closed_standard_output_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+
+    code = main(["search", *INPUTS])
+
+    assert code == 2
+    assert "standard output is closed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31mred", "two\nlines"])
+def test_a_name_cannot_move_the_cursor(name: str) -> None:
+    with pytest.raises(ConfigError, match="has control characters"):
+        replace(known_shape("Qwen3-30B-A3B"), name=name)
+    with pytest.raises(ConfigError, match="has control characters"):
+        replace(GPUS["H200"], name=name)
