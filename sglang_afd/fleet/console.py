@@ -59,7 +59,8 @@ def _put(stream: TextIO | None, text: str) -> None:
     if stream is None:
         return
     try:
-        stream.write(text.encode(stream.encoding or "utf-8", "backslashreplace").decode())
+        encoding = stream.encoding or "utf-8"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
     except OSError:
         # What is in the stream's buffer would fail again at exit.

@@ -21,13 +21,21 @@ def test_a_reader_that_is_gone_is_not_missed() -> None:
         console.answer("Paris")
 
 
-def test_letters_that_the_terminal_lacks_are_spelled() -> None:
-    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+@pytest.mark.parametrize(
+    ("encoding", "written"),
+    [
+        ("ascii", rb"caf\xe9 \u20ac"),
+        ("latin-1", b"caf\xe9 " + rb"\u20ac"),
+        ("utf-8", "caf\u00e9 \u20ac".encode()),
+    ],
+)
+def test_letters_that_the_terminal_lacks_are_spelled(encoding: str, written: bytes) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(quiet=False, log=terminal, out=terminal)
 
-    console.answer("caf\u00e9")
+    console.answer("caf\u00e9 \u20ac")
 
-    assert terminal.buffer.getvalue() == b"caf\\xe9"  # type: ignore[attr-defined]
+    assert terminal.buffer.getvalue() == written  # type: ignore[attr-defined]
 
 
 def test_a_launcher_without_standard_streams_prints_to_nowhere(
