@@ -59,7 +59,7 @@ class _Pair:
     reason: str = "its pair probe has not been made yet"
     due_s: float | None = 0.0  # None: no probe is due
     started_s: float | None = None  # of the probe that is under way
-    is_stale: bool = False  # trouble came while it was under way, so that it proves nothing
+    is_stale: bool = False  # trouble came while it was under way, so that a token proves nothing
     num_failures: int = 0
 
 
@@ -164,15 +164,16 @@ class ProbeSchedule:
         if attachment is not None and attachment != pair.attachment:
             return
         pair.started_s = None
-        if pair.is_stale:
-            pair.is_stale = False
+        if outcome not in (Outcome.PASSED, Outcome.DECLINED):
+            # Also where trouble came meanwhile: who fails all the time has trouble all the time.
+            self._reject(pair, outcome, detail, now_s)
+        elif pair.is_stale:
             pair.due_s = now_s
         elif outcome is Outcome.PASSED:
             self._accept(pair, "")
-        elif outcome is Outcome.DECLINED:
-            self._accept(pair, f"its pair probe was declined ({detail}); its own word counts")
         else:
-            self._reject(pair, outcome, detail, now_s)
+            self._accept(pair, f"its pair probe was declined ({detail}); its own word counts")
+        pair.is_stale = False
 
     def proof(self, server_id: str) -> tuple[Proof, str]:
         """What is known of the pair, and why, for people."""

@@ -182,3 +182,16 @@ def test_a_server_that_detached_has_no_proof_and_no_probe() -> None:
 )
 def test_an_answer_means_an_outcome(http_status: int, num_tokens: int, outcome: Outcome) -> None:
     assert outcome_of(http_status, num_tokens) is outcome
+
+
+def test_a_probe_that_fails_counts_though_requests_had_trouble_meanwhile() -> None:
+    probes = attached()
+    probe(probes, Outcome.PASSED, 0.0)
+    probes.on_trouble("a", "broke off", 1.0, is_certain=False)
+    attachment = probes.on_started("a", 1.0)
+    probes.on_trouble("a", "broke off", 1.1, is_certain=False)
+
+    probes.on_outcome("a", Outcome.FAILED, "500", 1.2, attachment)
+
+    assert probes.proof("a") == (Proof.BAD, "its pair probe failed (500)")
+    assert probes.next_due_s() == 1.2 + TERMS.first_back_off_s
