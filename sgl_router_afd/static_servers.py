@@ -56,6 +56,7 @@ class StaticServers:
         self._clock = clock
         self._changed = changed
         self._servers: dict[str, StaticServer] = {}
+        self._url_of_lease: dict[str, str] = {}
         self._on_urls: Callable[[], None] = lambda: None
 
     def on_urls(self, call: Callable[[], None]) -> None:
@@ -75,18 +76,17 @@ class StaticServers:
 
     def remove(self, url: str) -> bool:
         """Ask it no more; returns whether it was asked. Its lease is left to the caller."""
-        if self._servers.pop(url, None) is None:
+        static = self._servers.pop(url, None)
+        if static is None:
             return False
+        self._url_of_lease.pop(static.lease_id, None)
         self._on_urls()
         return True
 
     def url_of(self, server_id: str) -> str:
         """The URL of the server whose lease is one that was taken on its behalf; else empty."""
         entry = self._plane.registry.get(server_id)
-        for static in self._servers.values():
-            if entry is not None and static.server_id == server_id and _holds(static, entry):
-                return static.url
-        return ""
+        return self._url_of_lease.get(entry.lease_id, "") if entry is not None else ""
 
     def unheard(self) -> tuple[tuple[str, str], ...]:
         """URL and reason of each that is not registered now."""
@@ -136,7 +136,10 @@ class StaticServers:
         if entry is not None and is_held and _says_the_same(registration, entry):
             self._plane.renew(_renewal(registration, static.lease_id), now_s)
         else:
-            static.lease_id = self._plane.register(registration, now_s).lease_id
+            lease_id = self._plane.register(registration, now_s).lease_id
+            self._url_of_lease.pop(static.lease_id, None)
+            static.lease_id = lease_id
+            self._url_of_lease[lease_id] = static.url
             static.server_id, static.boot_id = registration.server_id, registration.boot_id
         self._changed()
 

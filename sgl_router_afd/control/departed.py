@@ -1,9 +1,11 @@
-"""Who was here a moment ago: an old message that somebody plays back must not bring it back."""
+"""Who was here a moment ago: an old message that somebody plays back must not bring it back.
+
+What those said who are here is kept too, for the next router: it knows nobody yet.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from sgl_router_afd.control.persist import SavedWord
 from sglang_afd.errors import Refused
 from sglang_afd.protocol.registration import DeclineCode, Registration
 from sglang_afd.protocol.signature import MAX_SKEW_S
@@ -12,27 +14,28 @@ from sglang_afd.protocol.signature import MAX_SKEW_S
 KEEP_S = 2 * MAX_SKEW_S
 
 
-@dataclass(frozen=True, kw_only=True)
-class Last:
-    """What one process said last."""
-
-    boot_id: str
-    started_at_s: float
-    seq: int
-    sent_at_s: float
-    said_goodbye: bool
-
-
 class Departed:
-    """Times are handed in; stamps are those of the servers' clocks."""
+    """Times are handed in; stamps are those of the servers' clocks.
 
-    def __init__(self) -> None:
-        self._last: dict[str, tuple[Last, float]] = {}  # by server id, and until when
+    Args:
+        words: What each server said last, by its id; those of an earlier router count as gone.
+        started_s: When this router began.
+    """
 
-    def note(self, server_id: str, last: Last, now_s: float) -> None:
+    def __init__(self, words: dict[str, SavedWord], started_s: float) -> None:
+        self._words = words
+        self._until_s = dict.fromkeys(words, started_s + KEEP_S)  # of those that are gone
+
+    def note_arrival(self, server_id: str, word: SavedWord) -> None:
+        """A server registered."""
+        self._words[server_id] = word
+        self._until_s.pop(server_id, None)
+
+    def note(self, server_id: str, last: SavedWord, now_s: float) -> None:
         """A server is gone."""
-        self._last.pop(server_id, None)  # so that those that may be forgotten come first
-        self._last[server_id] = (last, now_s + KEEP_S)
+        self._words[server_id] = last
+        self._until_s.pop(server_id, None)  # so that those that may be forgotten come first
+        self._until_s[server_id] = now_s + KEEP_S
 
     def check(self, registration: Registration, now_s: float) -> None:
         """May this bring its server back?
@@ -40,7 +43,8 @@ class Departed:
         Raises:
             Refused: It is no younger than what the server said last.
         """
-        last, until_s = self._last.get(registration.server_id, (None, now_s))
+        last = self._words.get(registration.server_id)
+        until_s = self._until_s.get(registration.server_id, now_s)
         if last is not None and now_s < until_s and not _is_younger(registration, last):
             what = "said goodbye" if last.said_goodbye else "has said more"
             raise Refused(
@@ -50,13 +54,13 @@ class Departed:
 
     def expire(self, now_s: float) -> None:
         """Forget those whose messages nobody can play back any more."""
-        for server_id, (_, until_s) in list(self._last.items()):
+        for server_id, until_s in list(self._until_s.items()):
             if now_s < until_s:
                 return
-            del self._last[server_id]
+            del self._until_s[server_id], self._words[server_id]
 
 
-def _is_younger(registration: Registration, last: Last) -> bool:
+def _is_younger(registration: Registration, last: SavedWord) -> bool:
     if registration.boot_id != last.boot_id:
         is_later_process = registration.started_at_s > last.started_at_s
         return is_later_process or registration.sent_at_s > last.sent_at_s

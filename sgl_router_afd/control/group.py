@@ -84,6 +84,17 @@ class Group:
             is_loading = entry.report.condition is Condition.LOADING
             if is_loading or not entry.registration.exchange_address:
                 return f"MLP server {entry.server_id} loads the experts of rank {rank}"
+        return self._uncovered
+
+    @property
+    def is_whole(self) -> bool:
+        """Has every expert a server, though one of them may load it yet?"""
+        has_all = len(self.mlp) == self.shape.ep_size
+        is_any_displaced = any(is_displaced(entry) for entry in self.mlp.values())
+        return has_all and not is_any_displaced and not self._uncovered
+
+    @cached_property
+    def _uncovered(self) -> str:
         try:
             check_coverage(self.ranges(), self.shape.num_experts)
         except ConfigError as error:

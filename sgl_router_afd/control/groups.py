@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from sgl_router_afd.control.group import Group
@@ -27,6 +27,11 @@ from sglang_afd.config import Role
 
 # What comes after these needs nobody's help, so that requests can wait for it.
 PASSING = (GroupState.WIRING, GroupState.DEGRADED)
+
+NO_CHANGES = (
+    "nobody joins a group while the router cannot write its --state-file; its log and GET "
+    "/readiness say why"
+)
 
 Members = frozenset[tuple[str, str]]  # server id and boot id of each
 
@@ -122,7 +127,9 @@ class Groups:
             shapes={name: view.group.shape for name, view in self.views.items()},
             group_of=self._group_of,
             saved=self._ledger.unseen,
-            known_names=self._epochs.known_names(),
+            speaks_for=_speaks_for(self.views),
+            saved_models=self._ledger.saved_models,
+            known_names=self._epochs.known_names() - self._untold(),
             is_settled=self.is_settled,
         )
         placement = place(entries, memory, self._ratio)
@@ -138,18 +145,20 @@ class Groups:
             view = self._view(group, record, proof_of, now_s)
             if not self._is_forgotten(view, record, now_s):
                 views[name] = view
-        for name in self._records.keys() - views.keys():
+        forgotten = self._records.keys() - views.keys()
+        for name in forgotten:
             del self._records[name]
-            self._ledger.forget_group(name)
         if now_s >= self._started_s + FORGET_S:
-            for name in self._epochs.known_names() - views.keys():
-                self._ledger.forget_group(name)
+            forgotten |= self._epochs.known_names() - views.keys()
+        self._ledger.forget_groups(forgotten)
         self._ledger.note_places(group_of)
+        self._ledger.note_models(_speaks_for(views), is_settled=self.is_settled)
         self._ledger.save_epochs()
         self.views, self.homeless, self._group_of = views, placement.homeless, group_of
 
     def keep(
         self,
+        entries: Sequence[Entry],
         now_of: Callable[[Entry], Entry],
         proof_of: Callable[[str], tuple[Proof, str]],
         now_s: float,
@@ -162,6 +171,11 @@ class Groups:
             record = self._records.get(name, _Record())  # without one it is forgotten already
             now = self._view(view.group.kept(now_of), record, proof_of, now_s)
             self.views[name] = replace(now, epoch=view.epoch)
+        self.homeless = {
+            entry.server_id: self.homeless.get(entry.server_id, NO_CHANGES)
+            for entry in entries
+            if entry.server_id not in self._group_of
+        }
 
     def drain(self, name: str, reason: str) -> bool:
         """Have a group get no new requests; an empty reason takes that back.
@@ -192,6 +206,14 @@ class Groups:
     def of(self, server_id: str) -> View | None:
         """The group of a server."""
         return self.views.get(self._group_of.get(server_id, ""))
+
+    def _untold(self) -> Set[str]:
+        """Groups of a decision that could not be saved: nobody heard of them."""
+        return {
+            name
+            for name, record in self._records.items()
+            if name not in self.views and not record.was_there
+        }
 
     def _record(self, name: str) -> _Record:
         if name not in self._records:
@@ -280,3 +302,13 @@ class Groups:
         # One of an earlier router has members that may come back yet, and may be asked to drain.
         was_one = record.was_there or record.past.was_ready or record.past.was_covered
         return record.has_moved or not was_one or now_s >= record.empty_since_s + FORGET_S
+
+
+def _speaks_for(views: Mapping[str, View]) -> dict[str, str]:
+    """Which model each name means that an attention server of a group says."""
+    return {
+        name: view.group.shape.fingerprint
+        for view in views.values()
+        for entry in view.group.attn
+        for name in entry.registration.models
+    }

@@ -1,4 +1,4 @@
-"""What must outlive the router: epochs, where servers were, what operators asked to drain."""
+"""What must outlive the router: epochs, where servers were, what operators and servers said."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ class Ledger:
     def __init__(self, saved: Saved, save: Callable[[Saved], None]) -> None:
         self.epochs = Epochs(saved.base, saved.groups)
         self.drains = Drains(saved.drains, saved.group_drains)
+        self.words = dict(saved.words)  # changed by `Departed`
+        self.saved_models = saved.models
+        self._models = dict(saved.models)
         self._places = dict(saved.places)
         self._unseen = dict(saved.places)
         self._away_since_s: dict[str, float] = {}
@@ -39,11 +42,19 @@ class Ledger:
         for server_id in self._unseen.keys() & group_of.keys():
             del self._unseen[server_id]
 
-    def forget_group(self, name: str) -> None:
-        """Nobody needs its name any more."""
-        self.epochs.forget(name)
-        self.drains.ask_group(name, "")
-        self._forget(server_id for server_id, held in list(self._places.items()) if held == name)
+    def note_models(self, speaks_for: Mapping[str, str], *, is_settled: bool) -> None:
+        """Names mean these models now; others that they meant before may still come back."""
+        self._models = {} if is_settled else dict(self.saved_models)
+        self._models.update(speaks_for)
+
+    def forget_groups(self, names: Set[str]) -> None:
+        """Nobody needs their names any more."""
+        if not names:
+            return
+        for name in names:
+            self.epochs.forget(name)
+            self.drains.ask_group(name, "")
+        self._forget([server_id for server_id, held in self._places.items() if held in names])
 
     def forget_who_is_away(self, present: Set[str], now_s: float) -> None:
         """To be called at times with the servers that are registered."""
@@ -75,6 +86,8 @@ class Ledger:
             places=dict(self._places),
             drains=dict(self.drains.servers),
             group_drains=dict(self.drains.groups),
+            models=self._models,
+            words=dict(self.words),
         )
         if now != self._last:
             self._save(now)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from sglang_afd.errors import ConfigError
-from sglang_afd.protocol.registration import GroupName
+from sglang_afd.protocol.registration import Fingerprint, GroupName
 
 MAX_STATE_BYTES = 64 * 1024 * 1024
 MAX_EPOCH = 2**47  # half of what a lease has room for
@@ -30,6 +30,16 @@ class SavedDrain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     reason: str
 
 
+class SavedWord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one process of a server said last, as far as a router wrote it down."""
+
+    boot_id: str
+    started_at_s: float
+    seq: int
+    sent_at_s: float
+    said_goodbye: bool
+
+
 class Saved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the file holds; msgspec copies the defaults."""
 
@@ -39,6 +49,8 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     places: dict[str, GroupName] = {}  # the group of each server, by its id
     drains: dict[str, SavedDrain] = {}  # by server id
     group_drains: dict[GroupName, str] = {}  # the reason of each
+    models: dict[str, Fingerprint] = {}  # which model each name meant
+    words: dict[str, SavedWord] = {}  # by server id; of those here when they registered
 
 
 def load(path: Path) -> Saved:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sgl_router_afd.control.group import Group, Shape
 from sgl_router_afd.control.place_mlp import Contacts
 from sgl_router_afd.control.places import Memory, Placement, natural
-from sgl_router_afd.control.ratio import Ratio, Size, choose_group
+from sgl_router_afd.control.ratio import Choice, Ratio, Size
 from sgl_router_afd.control.registry import Entry
 
 
@@ -16,6 +16,7 @@ from sgl_router_afd.control.registry import Entry
 class _Model:
     """The groups of one model whose MLP servers register; all of these are placed."""
 
+    choice: Choice
     groups: dict[str, Group] = field(default_factory=dict)
     led_from: dict[str, Group] = field(default_factory=dict)  # where rank 0 may be -> its group
     has_mlp: bool = False
@@ -43,18 +44,22 @@ class AttnPlacer:
         self._placement = placement
         self._groups = placement.groups
         self._memory = memory
-        self._ratio = ratio
         self._contacts = contacts
         self._speaks_for: dict[str, Entry] = {}  # of each name of a model, who said it first
         self._models: dict[tuple[str, int], _Model] = {}  # by fingerprint and number of experts
         self._self_wired: dict[Shape, Group] = {}
+        of_model: dict[tuple[str, int], list[Group]] = {}
         for name in sorted(self._groups, key=natural):
             group = self._groups[name]
             if group.wires_itself:
                 self._self_wired.setdefault(group.shape, group)
             else:
-                key = (group.shape.fingerprint, group.shape.num_experts)
-                self._models.setdefault(key, _Model()).add(group)
+                of_model.setdefault(_key(group.shape), []).append(group)
+        for key, groups in of_model.items():
+            choice = Choice((_size(group) for group in groups if group.mlp), ratio)
+            self._models[key] = _Model(choice=choice)
+            for group in groups:
+                self._models[key].add(group)
 
     def place(self, entry: Entry) -> None:
         clash = self._name_clash(entry)
@@ -62,7 +67,8 @@ class AttnPlacer:
             self._placement.leave_out(entry, clash)
             return
         registration = entry.registration
-        model = self._models.get((registration.fingerprint, registration.num_experts), _Model())
+        key = (registration.fingerprint, registration.num_experts)
+        model = self._models.get(key) or _Model(choice=Choice((), None))
         if registration.peer_urls:
             self._add(self._group_of_own_urls(entry, model), entry)
             return
@@ -79,9 +85,7 @@ class AttnPlacer:
                 "was started a moment ago",
             )
             return
-        chosen = choose_group(
-            (_size(group) for group in model.groups.values() if group.mlp), self._ratio
-        )
+        chosen = model.choice.best()
         if chosen:
             self._add(model.groups[chosen], entry)
         else:
@@ -89,6 +93,8 @@ class AttnPlacer:
 
     def _add(self, group: Group, entry: Entry) -> None:
         group.attn.append(entry)
+        if not group.wires_itself:
+            self._models[_key(group.shape)].choice.count(group.name)
         for name in entry.registration.models:
             self._speaks_for.setdefault(name, entry)
 
@@ -105,6 +111,14 @@ class AttnPlacer:
         for name in self._contacts.of(entry):
             if name in model.groups:
                 return model.groups[name]
+        if not entry.report.attached:
+            # While it stalls it keeps its place, though it calls its MLP servers otherwise.
+            for name in (
+                self._memory.group_of.get(entry.server_id, ""),
+                self._memory.claim_of(entry),
+            ):
+                if name in model.groups and model.groups[name].mlp:
+                    return model.groups[name]
         shape = Shape(
             fingerprint=entry.registration.fingerprint,
             num_experts=entry.registration.num_experts,
@@ -121,6 +135,13 @@ class AttnPlacer:
     def _name_clash(self, entry: Entry) -> str:
         registration = entry.registration
         for name in registration.models:
+            before = self._memory.saved_models.get(name, registration.fingerprint)
+            if before != registration.fingerprint and not self._memory.is_settled:
+                return (
+                    f"another model ({before[:12]}) was served as {name!r} before this router was "
+                    "started a moment ago, and its servers may register again; give this one "
+                    "another --served-model-name"
+                )
             other = self._speaks_for.get(name, entry)
             if other.registration.fingerprint != registration.fingerprint:
                 return (
@@ -141,10 +162,14 @@ class AttnPlacer:
         return f"no MLP server of its model ({ours}) has registered; start one with --role mlp"
 
 
+def _key(shape: Shape) -> tuple[str, int]:
+    return (shape.fingerprint, shape.num_experts)
+
+
 def _size(group: Group) -> Size:
     return Size(
         name=group.name,
         num_attn=len(group.attn),
         num_mlp=group.shape.ep_size,
-        is_covered=not group.gap,
+        is_whole=group.is_whole,
     )

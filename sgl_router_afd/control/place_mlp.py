@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import heappop, heappush
 
 from sgl_router_afd.control.group import Group, Shape, is_displaced
 from sgl_router_afd.control.places import Memory, Placement, natural
@@ -43,9 +44,13 @@ class MlpPlacer:
         self._at: dict[str, set[str]] = {}  # URL -> groups that have an MLP server there
         self._naming: dict[str, set[str]] = {}  # URL -> groups that say that their rank 0 is there
         self._told: set[str] = set()  # groups with a rank that was told where its rank 0 is
-        self._vacant: dict[tuple[Shape, int], set[str]] = {}  # groups without a server of a rank
+        # Groups that had no server of a rank, the first one first.
+        self._vacant: dict[tuple[Shape, int], list[tuple[int, str]]] = {}
+        self._wired_to: dict[str, list[str]] = {}  # URL -> groups that attach there by themselves
         for group in self._groups.values():
             self._offer(group)
+            for url in group.shape.own_urls:
+                self._wired_to.setdefault(url, []).append(group.name)
 
     def place(self, entry: Entry) -> None:
         shard, registration = entry.registration.shard, entry.registration
@@ -62,7 +67,7 @@ class MlpPlacer:
             return
         for name in self._candidates(entry, shape, shard.ep_rank):
             group = self._groups.get(name)
-            if group is None or self._may_take(group, entry):
+            if group is None or self._may_take(group, entry, shape):
                 group = self._open(name, shape)
             if group.shape == shape and shard.ep_rank not in group.mlp:
                 self._add(group, shard.ep_rank, entry)
@@ -70,12 +75,17 @@ class MlpPlacer:
         name = self._placement.new_name(self._memory)
         self._add(self._open(name, shape), shard.ep_rank, entry)
 
-    def _may_take(self, group: Group, entry: Entry) -> bool:
-        """Its attention servers were here first after a restart, and had the group to themselves.
+    def _may_take(self, group: Group, entry: Entry, shape: Shape) -> bool:
+        """Its attention servers were here first, and had the group to themselves.
 
         Those that name this server stay with it.
         """
-        return group.wires_itself and group.name == self._memory.claim_of(entry)
+        is_same_model = group.shape.num_experts == shape.num_experts and (
+            group.shape.fingerprint == shape.fingerprint
+        )
+        is_named = entry.registration.url in group.shape.own_urls
+        is_claimed = group.name == self._memory.claim_of(entry)
+        return group.wires_itself and is_same_model and (is_named or is_claimed)
 
     def _place_displaced(self, entry: Entry, rank: int, shape: Shape) -> None:
         """By a killed predecessor, whose lease at rank 0 still runs, it loses no place here."""
@@ -93,11 +103,10 @@ class MlpPlacer:
 
     def _offer(self, group: Group) -> None:
         for rank in range(group.shape.ep_size):
-            self._vacant.setdefault((group.shape, rank), set()).add(group.name)
+            heappush(self._vacant.setdefault((group.shape, rank), []), natural(group.name))
 
     def _add(self, group: Group, rank: int, entry: Entry) -> None:
         group.mlp[rank] = entry
-        self._vacant[group.shape, rank].remove(group.name)
         self.contacts.add(entry, group.name)
         self._at.setdefault(entry.registration.url, set()).add(group.name)
         for url in entry.registration.peer_urls:
@@ -110,9 +119,19 @@ class MlpPlacer:
         before = self._memory.group_of.get(entry.server_id, "") or self._memory.claim_of(entry)
         if before:
             yield before
+        yield from self._wired_to.get(entry.registration.url, ())
         if not entry.registration.peer_urls:
-            # A rank that was told where its rank 0 is belongs to no other one.
-            yield from sorted(self._vacant.get((shape, rank), set()) - self._told, key=natural)
+            yield from self._first_vacant(shape, rank)
+
+    def _first_vacant(self, shape: Shape, rank: int) -> Iterator[str]:
+        """A rank that was told where its rank 0 is belongs to no other one."""
+        vacant = self._vacant.get((shape, rank), [])
+        while vacant:
+            name = vacant[0][1]
+            if name not in self._told and rank not in self._groups[name].mlp:
+                yield name
+                return
+            heappop(vacant)
 
     def _by_address(self, entry: Entry) -> list[str]:
         """Groups with a server that names this one's address, is named by it, or names the same."""

@@ -46,7 +46,7 @@ def place(entries: Iterable[Entry], memory: Memory, ratio: Ratio | None) -> Plac
         if entry.registration.role is Role.MLP:
             mlp_placer.place(entry)
     attn_placer = AttnPlacer(placement, memory, ratio, mlp_placer.contacts)
-    for entry in everybody:
+    for entry in sorted(everybody, key=memory.is_usurper):
         if entry.registration.role is Role.ATTN:
             attn_placer.place(entry)
     return placement

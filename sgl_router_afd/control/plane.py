@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sgl_router_afd.control.departed import Departed
 from sgl_router_afd.control.events import Events
 from sgl_router_afd.control.groups import Groups
 from sgl_router_afd.control.ledger import Ledger
@@ -62,11 +63,12 @@ class ControlPlane:
         hold_s: float = 10.0,
         num_in_flight: Callable[[str], int] = lambda server_id: 0,
     ) -> None:
-        self.registry = Registry(router_boot_id, lease_terms or LeaseTerms(), ledger.drains)
+        departed = Departed(ledger.words, started_s)
+        terms = lease_terms or LeaseTerms()
+        self.registry = Registry(router_boot_id, terms, ledger.drains, departed)
         self.probes = ProbeSchedule(probe_terms)
-        settle_s = self.registry.terms.ttl_s
         self.groups = Groups(
-            ledger, ratio=ratio, started_s=started_s, settle_s=settle_s, hold_s=hold_s
+            ledger, ratio=ratio, started_s=started_s, settle_s=terms.ttl_s, hold_s=hold_s
         )
         self.events = Events()
         self.is_undecided = False  # has anything happened since the last `update`?
@@ -184,7 +186,7 @@ class ControlPlane:
         try:
             self.groups.update(entries, self.probes.proof, now_s)
         except ConfigError as error:
-            self.groups.keep(self.registry.now_of, self.probes.proof, now_s)
+            self.groups.keep(entries, self.registry.now_of, self.probes.proof, now_s)
             return error
         return None
 
@@ -278,7 +280,7 @@ class ControlPlane:
 
     def _on_peer_loss(self, entry: Entry, boot_id: str, reason: str, now_s: float) -> None:
         """One side of a pair misses the other: the attention server of it has to prove itself."""
-        peer = next((other for other in self.registry if other.boot_id == boot_id), None)
+        peer = self.registry.of_boot(boot_id)
         name = peer.server_id if peer is not None else boot_id
         self.events.note(f"{entry.server_id} reports that it lost {name}: {reason}", now_s)
         for one in (entry, peer):

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 
+from sgl_router_afd.control.places import natural
 from sglang_afd.errors import ConfigError
+
+MAX_NUMBER = 4096  # on each side of a ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +36,10 @@ def parse_ratio(text: str) -> Ratio | None:
     left, _, right = text.partition(":")
     if not (left.isascii() and left.isdigit() and right.isascii() and right.isdigit()):
         raise ConfigError(f"--ratio got {text!r}; wanted attention to MLP servers, e.g. 7:1")
-    if not (1 <= int(left) <= 4096 and 1 <= int(right) <= 4096):
-        raise ConfigError(f"--ratio got {text!r}; both numbers go from 1 to 4096")
+    # Python reads no number of thousands of digits.
+    is_short = max(len(left), len(right)) <= 100
+    if not (is_short and 1 <= int(left) <= MAX_NUMBER and 1 <= int(right) <= MAX_NUMBER):
+        raise ConfigError(f"--ratio got {text[:100]!r}; both numbers go from 1 to {MAX_NUMBER}")
     return Ratio(num_attn=int(left), num_mlp=int(right))
 
 
@@ -44,25 +50,47 @@ class Size:
     name: str
     num_attn: int
     num_mlp: int
-    is_covered: bool  # every expert has an MLP server
+    is_whole: bool  # every expert has an MLP server, which may load it yet
 
 
-def choose_group(sizes: Iterable[Size], ratio: Ratio | None) -> str:
-    """Which group a new attention server joins.
+class Choice:
+    """Which group a new attention server joins, one server after the other.
 
     With a ratio the fullest group below its target is completed first, since a group gains from
     every attention server up to it; without one, and above it, groups are kept even.
+
+    Args:
+        sizes: Of all groups that it may join.
+        ratio: Attention to MLP servers, or None.
     """
-    covered_first = sorted(sizes, key=lambda size: (not size.is_covered, size.name))
-    if not covered_first:
+
+    def __init__(self, sizes: Iterable[Size], ratio: Ratio | None) -> None:
+        self._ratio = ratio
+        self._sizes = {size.name: size for size in sizes}
+        # The best is first. What was true of a group before stays in it until it comes up.
+        self._heap = [self._standing(size) for size in self._sizes.values()]
+        heapify(self._heap)
+
+    def best(self) -> str:
+        """The group that the next one joins; "" without any."""
+        while self._heap:
+            first = self._heap[0]
+            name = first[2][1]
+            if first == self._standing(self._sizes[name]):
+                return name
+            heappop(self._heap)
         return ""
-    candidates = [size for size in covered_first if size.is_covered] or covered_first
-    if ratio is not None:
-        short = {
-            size.name: ratio.target(size.num_mlp) - size.num_attn
-            for size in candidates
-            if size.num_attn < ratio.target(size.num_mlp)
-        }
-        if short:
-            return min(short, key=lambda name: short[name])
-    return min(candidates, key=lambda size: size.num_attn / max(1, size.num_mlp)).name
+
+    def count(self, name: str) -> None:
+        """An attention server has joined this group, chosen or not."""
+        size = self._sizes.get(name)
+        if size is not None:
+            self._sizes[name] = grown = replace(size, num_attn=size.num_attn + 1)
+            heappush(self._heap, self._standing(grown))
+
+    def _standing(self, size: Size) -> tuple[int, float, tuple[int, str]]:
+        """Smaller is better."""
+        missing = self._ratio.target(size.num_mlp) - size.num_attn if self._ratio else 0
+        kind = (0 if missing > 0 else 1) + (0 if size.is_whole else 2)
+        share = size.num_attn / max(1, size.num_mlp)
+        return (kind, missing if missing > 0 else share, natural(size.name))

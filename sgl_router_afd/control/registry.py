@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sgl_router_afd.control.departed import Departed, Last
+from sgl_router_afd.control.departed import Departed
 from sgl_router_afd.control.drains import Drains
+from sgl_router_afd.control.persist import SavedWord
 from sglang_afd.errors import Refused
 from sglang_afd.protocol.registration import (
     DeclineCode,
@@ -89,15 +90,19 @@ class Registry:
         router_boot_id: Begins every lease id, so that those of an earlier router are unknown.
         terms: How long things last.
         drains: What operators asked for, also of an earlier router.
+        departed: Who was here, also at an earlier router.
     """
 
-    def __init__(self, router_boot_id: str, terms: LeaseTerms, drains: Drains) -> None:
+    def __init__(
+        self, router_boot_id: str, terms: LeaseTerms, drains: Drains, departed: Departed
+    ) -> None:
         self.terms = terms
         self._router_boot_id = router_boot_id
         self._drains = drains
-        self._departed = Departed()
+        self._departed = departed
         self._entries: dict[str, Entry] = {}  # in the order of their first registration
         self._at: dict[str, Entry] = {}  # by URL
+        self._of_boot: dict[str, Entry] = {}
         self._lapses: dict[tuple[str, str], list[float]] = {}  # by server and boot id
         self._num_leases = 0
 
@@ -110,6 +115,10 @@ class Registry:
 
     def get(self, server_id: str) -> Entry | None:
         return self._entries.get(server_id)
+
+    def of_boot(self, boot_id: str) -> Entry | None:
+        """The server that is this process."""
+        return self._of_boot.get(boot_id)
 
     def has(self, entry: Entry) -> bool:
         """Is this very process still registered?"""
@@ -256,21 +265,21 @@ class Registry:
     def _put(self, entry: Entry) -> None:
         before = self._entries.get(entry.server_id)
         if before is not None:
-            self._at.pop(before.registration.url, None)
+            self._forget(before)
         self._entries[entry.server_id] = entry
         self._at[entry.registration.url] = entry
+        self._of_boot[entry.boot_id] = entry
+        self._departed.note_arrival(entry.server_id, _word(entry))
 
     def _drop(self, entry: Entry, now_s: float, *, said_goodbye: bool = False) -> None:
         del self._entries[entry.server_id]
+        self._forget(entry)
+        self._departed.note(entry.server_id, _word(entry, said_goodbye=said_goodbye), now_s)
+
+    def _forget(self, entry: Entry) -> None:
         self._at.pop(entry.registration.url, None)
-        last = Last(
-            boot_id=entry.boot_id,
-            started_at_s=entry.registration.started_at_s,
-            seq=entry.report.seq,
-            sent_at_s=entry.sent_at_s,
-            said_goodbye=said_goodbye,
-        )
-        self._departed.note(entry.server_id, last, now_s)
+        if self._of_boot.get(entry.boot_id) is entry:
+            del self._of_boot[entry.boot_id]
 
     def _note_lapse(self, entry: Entry, now_s: float) -> bool:
         if now_s < entry.expires_s:
@@ -296,6 +305,16 @@ class Registry:
             return before.steady_from_s
         terms = self.terms
         return now_s + min(terms.renew_s * 2.0 ** min(num_lapses - 1, 16), terms.max_probation_s)
+
+
+def _word(entry: Entry, *, said_goodbye: bool = False) -> SavedWord:
+    return SavedWord(
+        boot_id=entry.boot_id,
+        started_at_s=entry.registration.started_at_s,
+        seq=entry.report.seq,
+        sent_at_s=entry.sent_at_s,
+        said_goodbye=said_goodbye,
+    )
 
 
 def _check_is_news(registration: Registration, held: Entry) -> None:

@@ -48,7 +48,8 @@ def _mlp_urls(entry: Entry, view: View | None) -> tuple[str, ...]:
     # What the command line names stays in force: the server may know better how to get there.
     if view is None or entry.registration.peer_urls:
         return ()
-    if entry.registration.role is Role.MLP and view.group.mlp.get(0) is entry:
+    leader = view.group.mlp.get(0)
+    if leader is not None and leader.server_id == entry.server_id:
         return ()
     return view.group.mlp_urls
 

@@ -12,7 +12,9 @@ from types import FrameType
 from router_servers import FakeServer, a_plane, attn, load_of, mlp
 
 from sgl_router_afd.control.plane import ControlPlane
-from sglang_afd.protocol.registration import Renewal
+from sgl_router_afd.static_servers import StaticServers
+from sglang_afd.config import Role
+from sglang_afd.protocol.registration import PeerLoss, Renewal, encode
 
 FEW, MANY = 80, 640
 
@@ -106,3 +108,41 @@ def test_a_first_decision_on_all_costs_as_much_for_each_however_many_there_are()
         costs.append(num_lines(plane.update, 0.0) / num_servers)
 
     assert costs[1] < 1.2 * costs[0]
+
+
+def test_a_first_decision_on_servers_without_a_place_costs_as_much_for_each() -> None:
+    costs = []
+    for num_servers in (FEW, MANY):
+        plane = a_plane()
+        for index in range(num_servers // 4):
+            register(plane, mlp(f"mlp-{index}", index % 2, 2))
+            for i in range(3):
+                register(plane, attn(f"attn-{index}-{i}"))
+        costs.append(num_lines(plane.update, 0.0) / num_servers)
+
+    assert costs[1] < 1.2 * costs[0]
+
+
+def test_a_report_of_a_lost_peer_costs_the_same_however_many_servers_there_are() -> None:
+    costs = []
+    for num_servers in (FEW, MANY):
+        plane, servers = registered(num_servers)
+        loss = PeerLoss(boot_id="nobody", reason="silent for 1 s")
+        costs.append(num_lines(renew, plane, servers[-1].says(lost=(loss,)).renewal()))
+
+    assert costs[0] == costs[1]
+
+
+def test_whether_the_router_asks_a_server_costs_the_same_however_many_it_asks() -> None:
+    costs = []
+    for num_servers in (FEW, MANY):
+        plane = a_plane()
+        statics = StaticServers(plane, lambda: 0.0, lambda: None)
+        for index in range(num_servers):
+            statics.add(Role.MLP, f"http://mlp-{index}:30000")
+            static, server = statics.all()[-1], mlp(f"mlp-{index}")
+            statics.on_answer(static, 200, encode(server.next_registration()))
+        costs.append(num_lines(statics.url_of, f"mlp-{num_servers - 1}"))
+        assert statics.url_of(f"mlp-{num_servers - 1}") == f"http://mlp-{num_servers - 1}:30000"
+
+    assert costs[0] == costs[1]

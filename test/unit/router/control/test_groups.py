@@ -176,6 +176,21 @@ def test_a_name_of_a_model_never_means_another_model() -> None:
     assert "give this one another --served-model-name" in plane.groups.homeless["attn-1"]
 
 
+def test_a_server_that_is_restarted_under_the_name_of_another_model_takes_it_from_nobody() -> None:
+    plane = a_plane()
+    expert, other = mlp("mlp-0"), mlp("mlp-1", fingerprint=OTHER)
+    first = attn("attn-0").attach(expert)
+    second = attn("attn-1", fingerprint=OTHER, models=("big",)).attach(other)
+    register_all(plane, 0.0, expert, other, first, second)
+    pass_probes(plane, 0.0)
+    wrong = attn("attn-0", models=("big",), boot_id="boot-2", started_at_s=2000.0).attach(expert)
+
+    wrong.register(plane, 1.0)
+
+    assert traffic(plane, "big") == ("attn-1",)
+    assert "attn-1 serves another model" in plane.groups.homeless["attn-0"]
+
+
 def test_a_request_goes_to_the_groups_of_its_model() -> None:
     plane = a_plane()
     expert, other = mlp("mlp-0"), mlp("mlp-1", fingerprint=OTHER)
@@ -292,6 +307,18 @@ def test_without_a_ratio_groups_are_kept_even() -> None:
     sizes = [len(view.group.attn) for view in plane.groups.views.values()]
 
     assert sizes == [2, 2]
+
+
+@pytest.mark.parametrize("ratio", [None, Ratio(num_attn=2, num_mlp=1)])
+def test_a_group_that_loads_its_experts_gets_its_share_of_servers_that_come_meanwhile(
+    ratio: Ratio | None,
+) -> None:
+    plane = a_plane(ratio=ratio)
+    loading = mlp("mlp-1", exchange_address="").says(condition=Condition.LOADING)
+
+    register_all(plane, 0.0, mlp("mlp-0"), loading, *(attn(f"attn-{i}") for i in range(4)))
+
+    assert [len(view.group.attn) for view in plane.groups.views.values()] == [2, 2]
 
 
 def test_with_a_ratio_one_group_is_filled_before_the_next_and_then_all_evenly() -> None:
@@ -675,7 +702,7 @@ def test_they_join_the_group_of_their_mlp_servers_once_those_register() -> None:
 def test_a_group_whose_servers_are_all_in_another_one_is_not_shown_as_dead() -> None:
     plane = a_plane()
     expert = mlp("mlp-0")
-    server = attn("attn-0", peer_urls=(expert.registration.url,)).attach(expert)
+    server = attn("attn-0", peer_urls=("http://localhost:30010",)).attach(expert)
     server.register(plane, 0.0)
     pass_probes(plane, 0.0)
     alone = traffic(plane)
@@ -684,6 +711,48 @@ def test_a_group_whose_servers_are_all_in_another_one_is_not_shown_as_dead() -> 
 
     assert alone == traffic(plane) == ("attn-0",)
     assert [view.stand.state for view in plane.groups.views.values()] == [GroupState.READY]
+
+
+def test_a_drain_stays_in_force_when_the_mlp_servers_of_its_group_register() -> None:
+    plane = a_plane()
+    expert = mlp("mlp-0")
+    server = attn("attn-0", peer_urls=(expert.registration.url,)).attach(expert)
+    server.register(plane, 0.0)
+    pass_probes(plane, 0.0)
+    plane.drain_group("group-1", "move", 1.0)
+
+    expert.register(plane, 2.0)
+
+    assert members(plane) == {"group-1": {"attn-0", "mlp-0"}}
+    assert state(plane) == (GroupState.DRAINING, "move")
+
+
+def test_an_mlp_server_of_another_model_takes_no_group_whose_servers_name_it_or_that_it_names() -> (
+    None
+):
+    plane = a_plane()
+    server = attn("attn-0", peer_urls=("http://mlp-0:30000",)).attach(mlp("unknown"))
+    server.register(plane, 0.0)
+    pass_probes(plane, 0.0)
+
+    plane.register(mlp("mlp-0", fingerprint=OTHER, group="group-1").registration, 1.0)
+    plane.update(1.0)
+
+    assert members(plane) == {"group-1": {"attn-0"}, "group-2": {"mlp-0"}}
+    assert traffic(plane) == ("attn-0",)
+
+
+def test_a_server_that_stalls_keeps_its_place_whatever_address_it_has_of_its_mlp_servers() -> None:
+    plane, expert = a_plane(), mlp("mlp-0")
+    server = attn("attn-0", peer_urls=("http://localhost:30010",)).attach(expert)
+    register_all(plane, 0.0, expert, server)
+    pass_probes(plane, 0.0)
+    before = members(plane), plane.groups.views["group-1"].epoch
+
+    server.says(condition=Condition.STALLED, reason="rank 0 is gone", attached=()).renew(plane, 1.0)
+
+    assert (members(plane), plane.groups.views["group-1"].epoch) == before
+    assert state(plane)[0] is GroupState.DEGRADED
 
 
 def test_a_group_that_begins_anew_under_a_forgotten_name_is_an_event_again() -> None:

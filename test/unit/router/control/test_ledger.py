@@ -118,7 +118,7 @@ def test_a_group_is_forgotten_with_its_drain_and_its_places() -> None:
     saved: list[Saved] = []
     ledger = Ledger(last, saved.append)
 
-    ledger.forget_group("group-1")
+    ledger.forget_groups({"group-1"})
     ledger.save()
 
     assert saved == [Saved(base=7, groups={"group-2": 1}, places={"attn-1": "group-2"})]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sgl_router_afd.control.persist import Saved, SavedDrain, load, save
+from sgl_router_afd.control.persist import Saved, SavedDrain, SavedWord, load, save
 from sglang_afd.errors import ConfigError
 
 
@@ -21,6 +21,12 @@ WHOLE = Saved(
     places={"attn-0": "group-1"},
     drains={"attn-0": SavedDrain(boot_id="boot-1", reason="new kernel")},
     group_drains={"group-1": "move"},
+    models={"tiny": "ab" * 32},
+    words={
+        "attn-0": SavedWord(
+            boot_id="boot-1", started_at_s=1.5, seq=3, sent_at_s=2.5, said_goodbye=False
+        )
+    },
 )
 
 
@@ -39,7 +45,9 @@ def test_the_file_has_golden_bytes(tmp_path: Path) -> None:
     assert text == (
         b'{"version":1,"base":3,"groups":{"group-1":7},"places":{"attn-0":"group-1"},'
         b'"drains":{"attn-0":{"boot_id":"boot-1","reason":"new kernel"}},'
-        b'"group_drains":{"group-1":"move"}}'
+        b'"group_drains":{"group-1":"move"},"models":{"tiny":"' + b"ab" * 32 + b'"},'
+        b'"words":{"attn-0":{"boot_id":"boot-1","started_at_s":1.5,"seq":3,"sent_at_s":2.5,'
+        b'"said_goodbye":false}}}'
     )
 
 

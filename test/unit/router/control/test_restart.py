@@ -5,17 +5,28 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from router_servers import TTL_S, FakeServer, a_plane, attn, mlp, pass_probes, register_all, told
+from router_servers import (
+    OTHER,
+    TTL_S,
+    FakeServer,
+    a_plane,
+    attn,
+    mlp,
+    pass_probes,
+    register_all,
+    told,
+)
 
 from sgl_router_afd.control import persist
+from sgl_router_afd.control.departed import KEEP_S
 from sgl_router_afd.control.ledger import Ledger
 from sgl_router_afd.control.persist import Saved
 from sgl_router_afd.control.plane import ControlPlane
 from sgl_router_afd.control.ratio import Ratio
-from sgl_router_afd.control.routing import Candidates
+from sgl_router_afd.control.routing import Candidates, Hold
 from sgl_router_afd.control.standing import Standing
-from sglang_afd.errors import ConfigError
-from sglang_afd.protocol.registration import Condition
+from sglang_afd.errors import ConfigError, Refused
+from sglang_afd.protocol.registration import Condition, DeclineCode, Registration
 
 
 def picture(plane: ControlPlane) -> dict[str, tuple[object, ...]]:
@@ -275,6 +286,29 @@ def test_while_groups_stay_as_they_are_a_server_has_to_prove_itself_with_a_new_m
     assert one.id in world.serving()
 
 
+def test_while_groups_stay_as_they_are_who_comes_is_told_why_and_rank_0_not_to_ask_itself() -> None:
+    world = FullDisk()
+    expert = world.expert.restarted("boot-2")
+
+    lease = expert.register(world.plane, 1.0)
+
+    assert lease.mlp_urls == ()
+    assert "cannot write its --state-file" in told(world.plane, "new").reason
+
+
+def test_while_groups_stay_as_they_are_a_new_group_uses_up_one_name_and_one_epoch() -> None:
+    world = FullDisk()
+    mlp("mlp-9", fingerprint="cd" * 32).register(world.plane, 1.0)
+    for now_s in range(2, 9):
+        world.plane.update(now_s)
+    world.is_full = False
+
+    world.plane.update(9.0)
+
+    lease = told(world.plane, "mlp-9")
+    assert (lease.group, lease.epoch) == ("group-2", 1)
+
+
 def test_a_drain_of_a_group_goes_on_when_its_first_server_comes_and_leaves_again(
     tmp_path: Path,
 ) -> None:
@@ -369,3 +403,92 @@ def test_names_of_groups_that_did_not_come_back_are_not_given_to_new_ones() -> N
     lease = mlp("mlp-0").register(plane, 0.0)
 
     assert (lease.group, lease.epoch) == ("group-2", 1)
+
+
+def refusal(plane: ControlPlane, registration: Registration) -> str:
+    """What is said against it."""
+    with pytest.raises(Refused) as caught:
+        plane.register(registration, 1.0)
+    assert caught.value.code == DeclineCode.UNKNOWN_LEASE
+    return str(caught.value)
+
+
+def test_a_registration_that_is_played_back_to_the_next_router_brings_no_server_there(
+    tmp_path: Path,
+) -> None:
+    before, (expert, server, other) = a_group(tmp_path / "state")
+    captured = [one.registration for one in (expert, server, other)]
+    server.leave(before, 1.0)
+    other.renew(before, 1.0)
+    after = restarted(tmp_path / "state")
+
+    said = [refusal(after, one) for one in captured]
+
+    assert ["said goodbye" in one for one in said] == [False, True, False]
+    assert len(after.registry) == 0
+
+
+def test_what_is_played_back_to_the_next_router_takes_no_drain_away(tmp_path: Path) -> None:
+    before, (expert, old, other) = a_group(tmp_path / "state")
+    captured = old.registration
+    server = old.restarted("boot-2").attach(expert)
+    server.register(before, 1.0)
+    before.drain("attn-0", "new kernel", 2.0)
+    after = restarted(tmp_path / "state", expert, other)
+
+    refusal(after, captured)
+    server.register(after, 1.0)
+
+    assert standings(after) == {"attn-0": ("draining", "new kernel")}
+
+
+def test_what_servers_said_is_in_the_file_only_as_long_as_it_can_be_played_back(
+    tmp_path: Path,
+) -> None:
+    before, (expert, server, other) = a_group(tmp_path / "state")
+    server.leave(before, 1.0)
+
+    after = restarted(tmp_path / "state", expert)
+    early = set(persist.load(tmp_path / "state").words)
+    after.update(KEEP_S)
+
+    assert early == {"mlp-0", "attn-0", "attn-1"}
+    assert set(persist.load(tmp_path / "state").words) == {"mlp-0"}
+
+
+def two_models_of_one_name(path: Path) -> list[FakeServer]:
+    """Two MLP servers, the attention server that has the name and the one that is refused it."""
+    experts = mlp("mlp-0"), mlp("mlp-1", fingerprint=OTHER)
+    right = attn("attn-0").attach(experts[0])
+    wrong = attn("attn-1", fingerprint=OTHER).attach(experts[1])
+    restarted(path, *experts, right, wrong)
+    return [*experts, right, wrong]
+
+
+def test_a_name_means_what_it_meant_before_the_restart_whoever_registers_first(
+    tmp_path: Path,
+) -> None:
+    expert, other, right, wrong = two_models_of_one_name(tmp_path / "state")
+    after = restarted(tmp_path / "state", other, wrong)
+    early, why = after.route("tiny"), told(after, "attn-1").reason
+
+    register_all(after, 1.0, expert, right)
+    pass_probes(after, 1.0)
+
+    assert isinstance(early, Hold) and "was served as 'tiny' before this router" in why
+    assert after.route("tiny") == Candidates(server_ids=("attn-0",))
+
+
+def test_a_name_is_free_for_another_model_when_its_servers_did_not_come_back(
+    tmp_path: Path,
+) -> None:
+    _, other, _, wrong = two_models_of_one_name(tmp_path / "state")
+    after = restarted(tmp_path / "state", other, wrong)
+    for server in (other, wrong):
+        server.renew(after, TTL_S - 1)
+
+    after.update(TTL_S)
+    pass_probes(after, TTL_S)
+
+    assert after.route("tiny") == Candidates(server_ids=("attn-1",))
+    assert persist.load(tmp_path / "state").models == {"tiny": OTHER}
