@@ -6,7 +6,6 @@ there is one way in, and one set of states.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -192,6 +191,6 @@ def _renewal(registration: Registration, lease_id: str) -> Renewal:
         server_id=registration.server_id,
         boot_id=registration.boot_id,
         lease_id=lease_id,
-        sent_at_s=time.time(),
+        sent_at_s=registration.sent_at_s,
         report=registration.report,
     )

@@ -145,8 +145,12 @@ class Groups:
             view = self._view(group, record, proof_of, now_s)
             if not self._is_forgotten(view, record, now_s):
                 views[name] = view
-        forgotten = self._records.keys() - views.keys()
-        for name in forgotten:
+        gone = self._records.keys() - views.keys()
+        # Of an earlier router's group that nobody heard of here yet others may come back.
+        forgotten = {
+            name for name in gone if name in self.views or not self._records[name].was_there
+        }
+        for name in gone:
             del self._records[name]
         if now_s >= self._started_s + FORGET_S:
             forgotten |= self._epochs.known_names() - views.keys()
@@ -154,6 +158,7 @@ class Groups:
         self._ledger.note_places(group_of)
         self._ledger.note_models(_speaks_for(views), is_settled=self.is_settled)
         self._ledger.save_epochs()
+        self._ledger.note_seen(group_of.keys())
         self.views, self.homeless, self._group_of = views, placement.homeless, group_of
 
     def keep(

@@ -39,7 +39,10 @@ class Ledger:
     def note_places(self, group_of: Mapping[str, str]) -> None:
         """These servers are in these groups now."""
         self._places.update(group_of)
-        for server_id in self._unseen.keys() & group_of.keys():
+
+    def note_seen(self, server_ids: Set[str]) -> None:
+        """What was saved has placed these: from now on it counts where they are here."""
+        for server_id in self._unseen.keys() & server_ids:
             del self._unseen[server_id]
 
     def note_models(self, speaks_for: Mapping[str, str], *, is_settled: bool) -> None:

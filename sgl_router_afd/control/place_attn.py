@@ -117,7 +117,7 @@ class AttnPlacer:
                 self._memory.group_of.get(entry.server_id, ""),
                 self._memory.claim_of(entry),
             ):
-                if name in model.groups and model.groups[name].mlp:
+                if name in model.groups:
                     return model.groups[name]
         shape = Shape(
             fingerprint=entry.registration.fingerprint,

@@ -78,6 +78,19 @@ def test_every_answer_renews_the_lease_and_takes_the_report() -> None:
     assert world.standing() is Standing.DEGRADED
 
 
+def test_a_lease_is_renewed_with_the_stamp_of_the_servers_clock() -> None:
+    world = World()
+    world.answer()
+    told = decode_to_router(world.process.body(30001, READY))
+    assert isinstance(told, Registration)
+    ahead = msgspec.structs.replace(told, sent_at_s=told.sent_at_s + 1000)
+
+    world.servers.on_answer(world.static, 200, encode(ahead))
+
+    entry = world.plane.registry.get("attn-30001")
+    assert entry is not None and entry.sent_at_s == ahead.sent_at_s
+
+
 def test_a_lease_that_ran_out_is_taken_anew_in_the_same_group() -> None:
     world = World()
     world.answer()

@@ -20,7 +20,7 @@ from sgl_router_afd.control.probe import Outcome
 from sgl_router_afd.control.ratio import Ratio
 from sgl_router_afd.control.routing import Candidates, Hold, NoRoute
 from sgl_router_afd.control.standing import GroupState, Standing
-from sglang_afd.protocol.registration import Condition, PeerLoss
+from sglang_afd.protocol.registration import Condition, PeerLoss, Shard
 
 HOLD_S = 10.0  # as a control plane has it unless told otherwise
 
@@ -319,6 +319,15 @@ def test_a_group_that_loads_its_experts_gets_its_share_of_servers_that_come_mean
     register_all(plane, 0.0, mlp("mlp-0"), loading, *(attn(f"attn-{i}") for i in range(4)))
 
     assert [len(view.group.attn) for view in plane.groups.views.values()] == [2, 2]
+
+
+def test_a_group_whose_experts_have_not_all_an_owner_gets_new_servers_last() -> None:
+    plane = a_plane()
+    half = mlp("mlp-0", shard=Shard(ep_rank=0, ep_size=1, first_expert=0, stop_expert=4))
+
+    register_all(plane, 0.0, half, mlp("mlp-1"), attn("attn-0"), attn("attn-1"))
+
+    assert members(plane) == {"group-1": {"mlp-0"}, "group-2": {"mlp-1", "attn-0", "attn-1"}}
 
 
 def test_with_a_ratio_one_group_is_filled_before_the_next_and_then_all_evenly() -> None:
@@ -753,6 +762,33 @@ def test_a_server_that_stalls_keeps_its_place_whatever_address_it_has_of_its_mlp
 
     assert (members(plane), plane.groups.views["group-1"].epoch) == before
     assert state(plane)[0] is GroupState.DEGRADED
+
+
+def test_such_a_server_keeps_its_place_while_its_mlp_server_is_restarted() -> None:
+    plane, expert = a_plane(), mlp("mlp-0")
+    server = attn("attn-0", peer_urls=(expert.registration.url,)).attach(expert)
+    register_all(plane, 0.0, expert, server)
+    pass_probes(plane, 0.0)
+    server.says(condition=Condition.STALLED, reason="rank 0 is gone", attached=()).renew(plane, 1.0)
+
+    expert.leave(plane, 2.0)
+    between = members(plane)
+    expert.restarted("boot-2").register(plane, 3.0)
+
+    assert between == {"group-1": {"attn-0"}}
+    assert members(plane) == {"group-1": {"attn-0", "mlp-0"}}
+
+
+def test_a_server_that_is_restarted_with_other_mlp_servers_goes_there_once_it_is_attached() -> None:
+    plane, _, _ = ready_group("attn-0", "attn-1")
+    server = attn("attn-1", peer_urls=("http://elsewhere:1",), boot_id="b", started_at_s=2000.0)
+    server.register(plane, 1.0)
+
+    server.attach(mlp("unknown")).renew(plane, 2.0)
+    pass_probes(plane, 2.0)
+
+    assert members(plane) == {"group-1": {"mlp-0", "attn-0"}, "group-2": {"attn-1"}}
+    assert traffic(plane) == ("attn-0", "attn-1")
 
 
 def test_a_group_that_begins_anew_under_a_forgotten_name_is_an_event_again() -> None:

@@ -309,6 +309,45 @@ def test_while_groups_stay_as_they_are_a_new_group_uses_up_one_name_and_one_epoc
     assert (lease.group, lease.epoch) == ("group-2", 1)
 
 
+def test_what_was_saved_counts_though_the_first_decision_of_the_next_router_cannot_be() -> None:
+    def save(now: Saved) -> None:
+        if is_full:
+            raise ConfigError("--state-file /x cannot be written: No space left on device")
+
+    is_full = True
+    last = Saved(
+        groups={"group-1": 3, "group-2": 3},
+        places={"mlp-0": "group-2", "mlp-1": "group-2"},
+        group_drains={"group-2": "move"},
+    )
+    plane = ControlPlane("router", Ledger(last, save), started_s=0.0)
+    ranks = [mlp(f"mlp-{rank}", rank, 2) for rank in range(2)]
+    ranks[0].register(plane, 0.0)
+    ranks[0].leave(plane, 1.0)
+    register_all(plane, 2.0, *ranks)
+    is_full = False
+
+    plane.update(3.0)
+
+    assert list(plane.groups.views) == ["group-2"]
+    assert plane.groups.views["group-2"].stand.reason == "move"
+
+
+def test_a_new_group_takes_no_name_of_before_though_it_was_used_in_vain_meanwhile() -> None:
+    world = FullDisk()
+    last = Saved(groups={"group-1": 3}, places={"mlp-0": "group-1"})
+    plane = ControlPlane("router", Ledger(last, world.save), started_s=0.0)
+    old = mlp("mlp-0")
+    old.register(plane, 0.0)
+    plane.leave(old.leaving(), 1.0)
+
+    mlp("mlp-9").register(plane, 1.0)
+    world.is_full = False
+    plane.update(2.0)
+
+    assert list(plane.groups.views) == ["group-2"]
+
+
 def test_a_drain_of_a_group_goes_on_when_its_first_server_comes_and_leaves_again(
     tmp_path: Path,
 ) -> None:
@@ -459,7 +498,7 @@ def test_what_servers_said_is_in_the_file_only_as_long_as_it_can_be_played_back(
 def two_models_of_one_name(path: Path) -> list[FakeServer]:
     """Two MLP servers, the attention server that has the name and the one that is refused it."""
     experts = mlp("mlp-0"), mlp("mlp-1", fingerprint=OTHER)
-    right = attn("attn-0").attach(experts[0])
+    right = attn("attn-0", models=("tiny", "small")).attach(experts[0])
     wrong = attn("attn-1", fingerprint=OTHER).attach(experts[1])
     restarted(path, *experts, right, wrong)
     return [*experts, right, wrong]
