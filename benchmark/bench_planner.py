@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from provenance import commit
 sys.path.append(str(Path(__file__).parents[1]))  # where sglang_afd is not installed
 
 from sglang_afd.errors import ConfigError
+from sglang_afd.files import send_nowhere
 from sglang_afd.planner.constants import NAMES, PRIORS
 from sglang_afd.planner.description import Row
 from sglang_afd.planner.fit import Fit
@@ -49,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"bench_planner: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # Whoever reads has enough; Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        send_nowhere(sys.stdout)  # whoever reads has enough
         return 0
 
 

@@ -51,8 +51,7 @@ def configs_of(model_path: str, overrides: str) -> tuple[dict[str, object], dict
 def num_experts_of(model_path: str, overrides: str) -> int:
     """Routed experts of a layer, 0 for a dense model."""
     _, text = configs_of(model_path, overrides)
-    counts = (text.get(key) for key in EXPERT_COUNT_KEYS)
-    return max((count for count in counts if isinstance(count, int)), default=0)
+    return _num_experts(text)
 
 
 def require_experts(model_path: str, overrides: str) -> int:
@@ -61,9 +60,18 @@ def require_experts(model_path: str, overrides: str) -> int:
     Raises:
         ConfigError: It is no mixture of experts.
     """
-    num_experts = num_experts_of(model_path, overrides)
+    model, text = configs_of(model_path, overrides)
+    return experts_in(model, text, model_path)
+
+
+def experts_in(model: dict[str, object], text: dict[str, object], model_path: str) -> int:
+    """Routed experts of a layer, from settings that `configs_of` has read from there.
+
+    Raises:
+        ConfigError: It is no mixture of experts.
+    """
+    num_experts = _num_experts(text)
     if num_experts < 2:
-        model, _ = configs_of(model_path, overrides)
         raise ConfigError(
             f"{architecture_of(model)} in {model_path} is not a mixture-of-experts model (no "
             f"expert count in its config.json), so there is nothing to split; serve it with "
@@ -78,6 +86,11 @@ def architecture_of(model: dict[str, object]) -> str:
     if isinstance(architectures, list) and architectures:
         return str(architectures[0])
     return "unknown"
+
+
+def _num_experts(text: dict[str, object]) -> int:
+    counts = (text.get(key) for key in EXPERT_COUNT_KEYS)
+    return max((count for count in counts if isinstance(count, int)), default=0)
 
 
 def _overrides(overrides: str) -> dict[str, object]:

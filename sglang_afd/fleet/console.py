@@ -6,6 +6,8 @@ import os
 import sys
 from typing import TextIO
 
+from sglang_afd.files import send_nowhere
+
 COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI foregrounds, one per server in order of appearance
 
 
@@ -63,5 +65,4 @@ def _put(stream: TextIO | None, text: str) -> None:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
     except OSError:
-        # What is in the stream's buffer would fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        send_nowhere(stream)

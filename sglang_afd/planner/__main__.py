@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import cast
 
 from sglang_afd.cli import StrictParser
 from sglang_afd.errors import AfdError, ConfigError
+from sglang_afd.files import send_nowhere
 
 PROGRAM = "python -m sglang_afd.planner"
 
@@ -83,12 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AfdError as error:
         return _fail(str(error), 2 if isinstance(error, ConfigError) else 1)
     except BrokenPipeError:
-        _drop_output()  # whoever reads has enough
+        send_nowhere(sys.stdout)  # whoever reads has enough
         return 0
     except OSError as error:
         if error.filename is not None:
             raise  # not of standard output, which has no name
-        _drop_output()
+        send_nowhere(sys.stdout)
         return _fail(f"the answer cannot be written ({error}); send it elsewhere", 1)
     except KeyboardInterrupt:
         return 130
@@ -111,11 +111,6 @@ def _fail(message: str, code: int) -> int:
     if sys.stderr is not None:
         sys.stderr.write(f"error: {message}\n")
     return code
-
-
-def _drop_output() -> None:
-    """Python would complain again when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def usage() -> str:

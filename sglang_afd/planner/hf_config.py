@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from sglang_afd.errors import ConfigError
+from sglang_afd.model_config import EXPERT_COUNT_KEYS
 from sglang_afd.planner import checks
 from sglang_afd.planner.json_file import read_json
 from sglang_afd.planner.shape import ModelShape
 
 # The same size under the names that the model families use; the first one found counts.
-_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
-_TOPK = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
+_TOPK = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 _MOE_INTERMEDIATE = ("moe_intermediate_size", "intermediate_size")
 _SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
+_SHARED_COUNTS = ("n_shared_experts", "moe_num_shared_experts")
 
 
 def read_shape(path: Path) -> ModelShape:
@@ -42,7 +43,7 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     hint = "No model has so many layers."
     checks.between(f"config of {name}", "num_hidden_layers", num_layers, 1, 1e5, hint)
     hidden_size = _whole(fields, name, "hidden_size")
-    num_experts = _whole(fields, name, *_EXPERTS)
+    num_experts = _whole(fields, name, *EXPERT_COUNT_KEYS)
     attention = _latent_attention if fields.get("kv_lora_rank") else _grouped_attention
     attention_weights, kv_elements, core_flops = attention(fields, name, hidden_size)
     moe_intermediate = _whole(fields, name, *_MOE_INTERMEDIATE)
@@ -61,7 +62,7 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         kv_elements_per_token=kv_elements,
         core_flops_per_cached_token=core_flops,
         vocab_size=_whole(fields, name, "vocab_size"),
-        weight_bytes=_weight_bytes(config, name),
+        weight_bytes=_weight_bytes(fields, name),
     )
 
 
@@ -120,7 +121,15 @@ def _plain_layers(fields: Mapping[str, Any], name: str, num_layers: int) -> int:
     plain = set(range(first)) | set(only) & set(range(num_layers))
     step = _count(fields, name, "decoder_sparse_step", 1)
     plain |= {layer for layer in range(num_layers) if (layer + 1) % step}
-    return len(plain)
+    return len(plain | _outside_a_range(fields, name, num_layers))
+
+
+def _outside_a_range(fields: Mapping[str, Any], name: str, num_layers: int) -> set[int]:
+    """Layers without experts, where they are given as a range with an interval, as in ERNIE 4.5."""
+    first = _count(fields, name, "moe_layer_start_index", 0)
+    last = _count(fields, name, "moe_layer_end_index", num_layers - 1)
+    interval = _count(fields, name, "moe_layer_interval", 1)
+    return set(range(num_layers)) - set(range(first, min(last, num_layers - 1) + 1, interval))
 
 
 def _kv_layers(fields: Mapping[str, Any], name: str, num_layers: int) -> int:
@@ -135,11 +144,12 @@ def _shared_intermediate(fields: Mapping[str, Any], name: str, moe_intermediate:
     for key in _SHARED:
         if fields.get(key):
             return _whole(fields, name, key)
-    return _count(fields, name, "n_shared_experts", 0) * moe_intermediate
+    number = sum(_count(fields, name, key, 0) for key in _SHARED_COUNTS)
+    return number * moe_intermediate
 
 
-def _weight_bytes(config: Mapping[str, Any], name: str) -> float:
-    quantization = config.get("quantization_config")
+def _weight_bytes(fields: Mapping[str, Any], name: str) -> float:
+    quantization = fields.get("quantization_config")
     if isinstance(quantization, Mapping):
         method = str(quantization.get("quant_method", "")).lower()
         if "fp8" in method:
@@ -152,4 +162,4 @@ def _weight_bytes(config: Mapping[str, Any], name: str) -> float:
             f"config of {name}: quantization {method!r} is unknown to the planner, which knows "
             "fp8, fp4 and those that give `bits`; set ModelShape.weight_bytes yourself"
         )
-    return 4.0 if str(config.get("torch_dtype") or config.get("dtype")) == "float32" else 2.0
+    return 4.0 if str(fields.get("torch_dtype") or fields.get("dtype")) == "float32" else 2.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sglang_afd.config import AfdConfig
 from sglang_afd.errors import ConfigError
-from sglang_afd.model_config import architecture_of, configs_of, require_experts
+from sglang_afd.model_config import architecture_of, configs_of, experts_in
 from sglang_afd.upstream import cpu_shim
 
 # Architectures that the test-suite compares with stock SGLang, token by token.
@@ -48,8 +48,8 @@ def check_model(model_path: str, overrides: str, config: AfdConfig) -> None:
     Raises:
         ConfigError: Not a mixture of experts, quantised, or an architecture without a test.
     """
-    require_experts(model_path, overrides)
     model, text = configs_of(model_path, overrides)
+    experts_in(model, text, model_path)
     name = architecture_of(model)
     quantised = model.get("quantization_config") or text.get("quantization_config")
     if quantised and (cpu_shim.IS_CPU or not _is_block_fp8(quantised)):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_afd.files import read_file
+from sglang_afd.files import read_file, send_nowhere
 
 
 def test_a_file_is_read_up_to_the_limit_and_refused_beyond_it(tmp_path: Path) -> None:
@@ -54,3 +54,16 @@ def test_a_pipe_with_a_slow_writer_is_read_to_its_end() -> None:
 def test_a_folder_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError, match=str(tmp_path)):
         read_file(tmp_path)
+
+
+def test_a_stream_that_was_sent_nowhere_ends_in_silence_and_leaves_no_descriptor() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as stream:
+        stream.write("what nobody reads")
+        before = len(os.listdir("/proc/self/fd"))
+
+        send_nowhere(stream)
+
+        assert len(os.listdir("/proc/self/fd")) == before
+        stream.flush()

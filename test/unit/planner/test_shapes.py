@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_afd.errors import ConfigError
+from sglang_afd.model_config import EXPERT_COUNT_KEYS
 from sglang_afd.planner.hf_config import read_shape, shape_from_config
 from sglang_afd.planner.known_models import CONFIGS, known_shape
 
@@ -64,6 +65,38 @@ def test_a_folder_with_a_config_is_read(tmp_path: Path) -> None:
     shape = read_shape(tmp_path)
 
     assert (shape.num_experts, shape.weight_bytes) == (128, 2.0)
+
+
+@pytest.mark.parametrize("key", EXPERT_COUNT_KEYS)
+def test_the_experts_are_counted_under_every_name_that_servers_know(key: str) -> None:
+    config = {name: value for name, value in QWEN.items() if name != "num_experts"}
+
+    assert shape_from_config({**config, key: 60}, "renamed").num_experts == 60
+
+
+def test_the_fields_of_ernie_are_read() -> None:
+    config = {name: value for name, value in QWEN.items() if "experts" not in name}
+    ernie = {
+        "num_hidden_layers": 28,
+        "moe_num_experts": 64,
+        "moe_k": 6,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": 27,
+        "moe_layer_interval": 2,
+    }
+
+    shape = shape_from_config({**config, **ernie}, "ernie")
+
+    assert (shape.num_experts, shape.experts_per_token) == (64, 6)
+    assert shape.num_moe_layers == 14
+    assert shape.shared_intermediate_size == 2 * shape.moe_intermediate_size
+
+
+def test_the_quantization_of_the_text_half_counts() -> None:
+    half = {**QWEN, "quantization_config": {"quant_method": "fp8"}}
+
+    assert shape_from_config({"text_config": half}, "composite").weight_bytes == 1
 
 
 @pytest.mark.parametrize("field", ["num_hidden_layers", "hidden_size", "num_experts", "vocab_size"])

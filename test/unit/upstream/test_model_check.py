@@ -10,6 +10,7 @@ import pytest
 
 from sglang_afd.config import AfdConfig, Role
 from sglang_afd.errors import ConfigError
+from sglang_afd.files import read_file
 from sglang_afd.model_config import num_experts_of
 from sglang_afd.upstream import cpu_shim
 from sglang_afd.upstream.model_check import (
@@ -148,3 +149,20 @@ def test_a_name_that_the_hub_does_not_give_is_refused(
 
     with pytest.raises(ConfigError, match=f"--model-path {name} is no directory here and cannot"):
         path_of(name)
+
+
+def test_the_config_of_a_model_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path)
+    reads: list[Path] = []
+
+    def counted(file: Path) -> bytes:
+        reads.append(file)
+        return read_file(file)
+
+    monkeypatch.setattr("sglang_afd.model_config.read_file", counted)
+
+    check_model(path, "{}", CONFIG)
+
+    assert reads == [tmp_path / "config.json"]
