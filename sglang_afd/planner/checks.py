@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 
 from sglang_afd.errors import ConfigError
 
@@ -14,15 +14,15 @@ def printable(what: str, name: str) -> None:
 
 
 def positive(owner: str, name: str, value: float) -> None:
-    """Refuse zero, negative numbers, infinities and NaN."""
-    if not math.isfinite(value) or value <= 0:
-        raise ConfigError(f"{owner}: {name} is {value}; it has to be a number above 0")
+    """Refuse zero, negative numbers, infinities, NaN and integers beyond all floats."""
+    if not _is_finite(value) or value <= 0:
+        raise ConfigError(f"{owner}: {name} is {_short(value)}; it has to be a number above 0")
 
 
 def not_negative(owner: str, name: str, value: float) -> None:
-    """Refuse negative numbers, infinities and NaN."""
-    if not math.isfinite(value) or value < 0:
-        raise ConfigError(f"{owner}: {name} is {value}; it has to be a number of 0 or more")
+    """Refuse negative numbers, infinities, NaN and integers beyond all floats."""
+    if not _is_finite(value) or value < 0:
+        raise ConfigError(f"{owner}: {name} is {_short(value)}; it has to be a number of 0 or more")
 
 
 def whole(owner: str, name: str, value: float) -> None:
@@ -45,3 +45,11 @@ def step_us(owner: str, value: float) -> None:
     """Refuse a measured step that is none of a served model."""
     hint = "Wanted: microseconds, a step of 30 ms is 30000."
     between(owner, "time_us", value, 200, 1e7, hint)
+
+
+def _is_finite(value: float) -> bool:
+    return abs(value) <= sys.float_info.max  # an integer of 400 digits has no float to ask
+
+
+def _short(value: float) -> str:
+    return str(value) if not value > sys.float_info.max else "beyond 1e308"

@@ -40,6 +40,11 @@ class Workload:
         checks.not_negative("workload", "context_std_tokens", self.context_std_tokens)
         checks.whole("workload", "verify_tokens", self.verify_tokens)
         checks.positive("workload", "accepted_tokens", self.accepted_tokens)
+        if self.accepted_tokens < 1:
+            raise ConfigError(
+                f"workload: {self.accepted_tokens:g} tokens accepted in a step; a step yields one "
+                "even when every guess was wrong, so wanted 1 or more"
+            )
         if self.accepted_tokens > self.verify_tokens:
             raise ConfigError(
                 f"workload: {self.accepted_tokens:g} tokens accepted of {self.verify_tokens} "

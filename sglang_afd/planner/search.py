@@ -145,7 +145,11 @@ def _ratios(site: Site, space: Space, width: int, micro_batches: int) -> list[Pr
         )
         return _points(site, deployment, divisors)
 
+    # Where the link domain ends, a deployment is the last whose rows stay in it.
+    edge = site.scenario.gpu.link_domain_gpus - width
     coarse = _coarse(space.max_gpus - width)
+    if 1 <= edge <= space.max_gpus - width:
+        coarse = sorted({*coarse, edge})
     result = [point for count in coarse for point in points(count, _BATCH_DIVISORS)]
     best = _best(site, result)
     while best:
@@ -187,7 +191,7 @@ def _points(
     def at(batch: int) -> Prediction:
         return site.predict(deployment.with_batch(batch))
 
-    points = [at(batch) for batch in _batches(site, deployment, least, most, divisors)]
+    points = [at(batch) for batch in _batches(site, deployment, most, divisors)]
     limit = site.scenario.workload.max_tpot_us
     if limit is None or all(point.tpot_us <= limit for point in points):
         return points
@@ -201,19 +205,26 @@ def _points(
             low = middle.deployment.batch_per_attn_gpu
         else:
             slow = middle.deployment.batch_per_attn_gpu
+    if low >= least:
+        points.append(at(_without_rest(site, deployment, low)))
     return points
 
 
-def _batches(
-    site: Site, deployment: Deployment, least: int, most: int, divisors: Sequence[float]
-) -> list[int]:
-    batches = {max(int(most / divisor), least) for divisor in divisors}
+def _batches(site: Site, deployment: Deployment, most: int, divisors: Sequence[float]) -> list[int]:
+    wanted = {max(int(most / divisor), deployment.micro_batches) for divisor in divisors}
+    return sorted(wanted | {_without_rest(site, deployment, batch) for batch in wanted})
+
+
+def _without_rest(site: Site, deployment: Deployment, batch: int) -> int:
+    """The batch, or a smaller one that fills its micro-batches or pieces: a rest costs like one."""
+    if deployment.mode is not Mode.COLOCATED:
+        return batch - batch % deployment.micro_batches
     piece_tokens = site.scenario.colocated_piece_tokens
-    if piece_tokens and deployment.mode is Mode.COLOCATED:
-        # A batch just above a whole number of pieces pays a whole piece more.
-        whole = piece_tokens // site.scenario.workload.verify_tokens
-        batches |= {whole * pieces for pieces in range(1, most // max(whole, 1) + 1) if whole}
-    return sorted(batches)
+    verify_tokens = site.scenario.workload.verify_tokens
+    tokens = batch * verify_tokens
+    if piece_tokens is None or tokens < max(piece_tokens, verify_tokens):
+        return batch
+    return max(tokens - tokens % piece_tokens, verify_tokens) // verify_tokens
 
 
 def _best(site: Site, points: Iterable[Prediction]) -> Prediction | None:
@@ -242,7 +253,7 @@ def _nothing_fits(site: Site, space: Space, found: Found) -> str:
             f"search: no deployment of {name} on up to {gpus} {scenario.gpu.name} keeps "
             f"{limit / 1000:g} ms a token; the fastest takes {fastest:.1f} ms. Raise --max-tpot"
         )
-    experts = scenario.shape.all_expert_bytes / min(space.widths(scenario.shape)[-1:] or [1])
+    experts = scenario.shape.all_expert_bytes / max(space.widths(scenario.shape), default=1)
     need = (scenario.shape.all_dense_bytes + experts) / 1e9
     request = scenario.workload.context_tokens * scenario.shape.kv_bytes_per_token / 1e9
     return (

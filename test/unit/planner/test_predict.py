@@ -310,6 +310,7 @@ def test_experts_that_do_not_divide_are_refused() -> None:
         ({"mlp_gpus": 6}, "copies of the experts"),
         ({"micro_batches": 200}, "at least one"),
         ({"batch_per_attn_gpu": 1.5}, "whole number"),
+        ({"batch_per_attn_gpu": 10**400}, "beyond 1e308"),
         ({"mode": Mode.COLOCATED}, "no MLP GPUs"),
     ],
 )
@@ -325,6 +326,8 @@ def test_an_impossible_deployment_is_refused(changes: dict[str, object], message
         ({"context_tokens": float("nan")}, "above 0"),
         ({"max_tpot_us": 50}, "another unit"),  # 50 ms
         ({"accepted_tokens": 2}, "accepted"),
+        ({"accepted_tokens": 0.5}, "a step yields one"),
+        ({"verify_tokens": 10**400}, "beyond 1e308"),
     ],
 )
 def test_an_impossible_workload_is_refused(changes: dict[str, float], message: str) -> None:

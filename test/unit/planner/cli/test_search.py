@@ -112,6 +112,48 @@ def test_the_best_batch_is_that_of_trying_every_one_in_pieces_or_whole(
     assert where.value(found) == pytest.approx(where.value(best), rel=1e-9)
 
 
+@pytest.mark.parametrize(("piece_tokens", "verify_tokens"), [(256, 1), (256, 3), (2, 3), (7, 1)])
+def test_a_search_in_pieces_tries_few_batches_and_the_best_of_them(
+    piece_tokens: int, verify_tokens: int
+) -> None:
+    plain = site(context=512, verify_tokens=verify_tokens)
+    where = Site(scenario=replace(plain.scenario, colocated_piece_tokens=piece_tokens))
+    deployment = Deployment(
+        mode=Mode.COLOCATED, attn_gpus=8, expert_parallel=8, batch_per_attn_gpu=1
+    )
+
+    found = search_colocated(where, Space(max_gpus=8, expert_parallel=(8,)))
+
+    batches = range(1, where.room(deployment) + 1)
+    best = max((where.predict(deployment.with_batch(batch)) for batch in batches), key=where.value)
+    assert found.best is not None
+    assert where.value(found.best) == pytest.approx(where.value(best), rel=1e-9)
+    assert found.num_predicted < 20
+
+
+@pytest.mark.parametrize("limit", [None, 60_000.0])
+def test_the_best_batch_leaves_no_micro_batch_short(limit: float | None) -> None:
+    """19 requests in 3 micro-batches take 7 rows each, and 18 take 6."""
+    where = site("Qwen3-235B-A22B", GPUS["GB300"], 65_536, max_tpot_us=limit)
+    space = Space(max_gpus=4, micro_batches=(3,), expert_parallel=(2,))
+    space = replace(space, expert_kernels=ExpertKernels.FUSED)
+
+    found = search_disaggregated(where, space).best
+
+    best = max(_everything(where, space, step=1), key=where.value)
+    assert best.deployment.batch_per_attn_gpu % 3 == 0
+    assert found is not None
+    assert where.value(found) == pytest.approx(where.value(best), rel=1e-9)
+
+
+def test_the_last_deployment_inside_the_link_domain_is_tried() -> None:
+    where = site("Qwen3-235B-A22B-FP8", GPUS["GB200"], 8192)
+
+    tried = search_disaggregated(where, Space(max_gpus=500, expert_parallel=(4,))).tried
+
+    assert 72 in {point.deployment.total_gpus for point in tried}
+
+
 @pytest.mark.parametrize(("jitter", "expected"), [(0.05, {1, 2, 3, 4}), (0.06, {1, 2})])
 def test_only_micro_batches_whose_jitter_is_known_are_tried(
     jitter: float, expected: set[int]
