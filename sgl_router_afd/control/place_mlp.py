@@ -23,9 +23,11 @@ class Contacts:
             self._hearers.setdefault(boot_id, set()).add(name)
 
     def of(self, entry: Entry) -> list[str]:
-        heard = [self._group_of_boot.get(boot_id, "") for boot_id in entry.report.attached]
-        names = {*heard, *self._hearers.get(entry.boot_id, ())} - {""}
-        return sorted(names, key=natural)
+        """Those that it hears come first: who has left is heard by the others for a while."""
+        boots = entry.report.attached
+        heard = {self._group_of_boot[boot] for boot in boots if boot in self._group_of_boot}
+        hearers = self._hearers.get(entry.boot_id, set()) - heard
+        return [*sorted(heard, key=natural), *sorted(hearers, key=natural)]
 
 
 class MlpPlacer:

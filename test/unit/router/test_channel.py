@@ -12,7 +12,8 @@ from sgl_router_afd.dataplane.messages import (
     encode,
 )
 
-LARGE = "x" * 200_000  # more than a socket takes at once
+LARGE = "x" * 200_000
+FEW_BYTES = 16_384  # in the socket, whatever this machine's default is: a table is far more
 NUM_TABLES = 200
 
 
@@ -24,6 +25,7 @@ def a_table(number: int) -> bytes:
 async def sent_to_one_that_does_not_read() -> list[bytes]:
     """What such a process finds once it reads again."""
     ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, FEW_BYTES)
     loop = asyncio.get_running_loop()
     channel: Channel[ToControl] = Channel(ToControl, lambda message: None, lambda: None)
     await loop.create_unix_connection(lambda: channel, sock=ours)

@@ -420,6 +420,19 @@ def test_a_peer_that_reports_a_loss_has_the_pair_probed_once() -> None:
     assert pass_probes(plane, 2.0) == []
 
 
+def test_a_server_belongs_to_whom_it_hears_before_those_that_say_that_they_hear_it() -> None:
+    plane = a_plane()
+    experts = [mlp("mlp-0"), mlp("mlp-1")]
+    servers = [attn(f"attn-{i}").attach(expert) for i, expert in enumerate(experts)]
+    register_all(plane, 0.0, *experts, *servers)
+    pass_probes(plane, 0.0)
+
+    experts[0].says(attached=tuple(one.boot_id for one in servers)).renew(plane, 1.0)
+
+    assert members(plane) == {"group-1": {"mlp-0", "attn-0"}, "group-2": {"mlp-1", "attn-1"}}
+    assert traffic(plane) == ("attn-0", "attn-1")
+
+
 def test_a_late_lease_takes_traffic_away_and_neither_place_nor_epoch() -> None:
     plane, expert, [first, second] = ready_group("attn-0", "attn-1")
     epoch = plane.groups.views["group-1"].epoch
