@@ -22,7 +22,7 @@ async def answering(sent: bytes | None) -> AsyncIterator[OneAnswer]:
     one, talks = OneAnswer(), set[asyncio.Task[None]]()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
+        with suppress(ConnectionError, asyncio.IncompleteReadError):  # the client may leave first
             head = await reader.readuntil(b"\r\n\r\n")
             _, _, after = head.lower().partition(b"content-length: ")
             length = int(after.partition(b"\r\n")[0] or 0)

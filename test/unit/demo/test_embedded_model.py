@@ -22,6 +22,7 @@ from sglang_afd.demo.source import find_source
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),  # two models in float32, on a machine that may be busy
     # transformers initialises the shared expert of width zero that the layout implies.
     pytest.mark.filterwarnings("ignore:Initializing zero-element tensors is a no-op"),
 ]

@@ -6,7 +6,6 @@ import errno
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from sglang_afd.demo.store import (
 from sglang_afd.errors import ConfigError
 
 BUILDER = """
-import os, sys, time
+import os, sys
 from pathlib import Path
 from sglang_afd.demo.store import build_lock, staged_directory, write_durably
 target, mode = Path(sys.argv[1]), sys.argv[2]
@@ -34,13 +33,13 @@ with build_lock(target, lambda: print("waiting", flush=True)):
         print("building", flush=True)
         if mode == "die":
             os._exit(9)
-        time.sleep(0.5)
+        sys.stdin.readline()
 """
 
 
 def start_builder(target: Path, mode: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", BUILDER, str(target), mode]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def test_a_staged_directory_appears_only_when_its_block_ends_well(tmp_path: Path) -> None:
@@ -90,23 +89,28 @@ def test_a_builder_that_was_killed_is_no_trap_for_the_next_one(tmp_path: Path) -
 
 def test_of_two_builders_one_builds_and_the_other_reuses(tmp_path: Path) -> None:
     target = tmp_path / "model"
-    builders = [start_builder(target, "build") for _ in range(2)]
+    builders = [start_builder(target, "wait") for _ in range(2)]
+    said = [builder.stdout.readline() for builder in builders]  # type: ignore[union-attr]
+    holder, waiter = (builders[said.index(word)] for word in ("building\n", "waiting\n"))
 
-    outputs = sorted(builder.communicate()[0].split() for builder in builders)
+    outputs = [holder.communicate("go on\n")[0], waiter.communicate()[0]]
 
-    assert outputs[0] == ["building"]
-    assert outputs[1][-1] == "reused"
+    assert outputs == ["", "reused\n"]
     assert [path.name for path in target.iterdir()] == ["half"]
 
 
 def test_a_waiting_builder_says_so_and_goes_on_when_the_holder_is_done(tmp_path: Path) -> None:
     target = tmp_path / "model"
-    with start_builder(target, "build") as holder:
-        assert holder.stdout is not None
+    with start_builder(target, "wait") as holder:
+        assert holder.stdin is not None and holder.stdout is not None
         assert holder.stdout.readline() == "building\n"
-        waits: list[float] = []
+        waits: list[int] = []
 
-        with build_lock(target, lambda: waits.append(time.monotonic())):
+        def let_it_go_on() -> None:
+            waits.append(holder.stdin.write("go on\n"))  # type: ignore[union-attr]
+            holder.stdin.flush()  # type: ignore[union-attr]
+
+        with build_lock(target, let_it_go_on):
             exists_when_locked = target.exists()
 
     assert len(waits) == 1

@@ -9,15 +9,17 @@ from sglang_afd.upstream import cpu_bodies
 
 
 def test_the_gate_scales_the_shared_experts_output() -> None:
-    hidden_states, gate_weight = torch.randn(3, 4), torch.randn(4)
-    shared, total = torch.randn(3, 4), torch.randn(3, 4)
+    generator = torch.Generator().manual_seed(1)
+    hidden_states, shared, total = torch.randn(3, 3, 4, generator=generator)
+    gate_weight = torch.randn(4, generator=generator)
     expected = total + torch.stack(
         [torch.sigmoid(h @ gate_weight) * s for h, s in zip(hidden_states, shared, strict=True)]
     )
 
     cpu_bodies.gated_add(hidden_states, gate_weight, shared, total)
 
-    assert torch.allclose(total, expected)
+    # Sums of numbers near 1 whose last bits the order decides; some of the sums are near 0.
+    assert torch.allclose(total, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

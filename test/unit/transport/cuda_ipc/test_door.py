@@ -164,6 +164,8 @@ def test_who_says_nothing_does_not_keep_the_door_shut(
     monkeypatch.setattr(door_module, "READ_TIMEOUT_S", 0.05)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(door.address)
+        fds.receive(silent, num_fds=0, timeout_s=PATIENCE_S)  # it has been sent away
+        monkeypatch.setattr(door_module, "READ_TIMEOUT_S", PATIENCE_S)
         hub = meanwhile(lambda: wait_for_visit(door).answer(SlotsOpened(epoch=7)))
 
         answer = bring(door.address, MESSAGE, slots, timeout_s=PATIENCE_S)
