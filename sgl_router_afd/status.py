@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import IntEnum
+from types import FrameType
 from typing import TextIO
 
 from sgl_router_afd.api.shapes import GroupsAnswer
@@ -41,17 +45,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     code = Exit.UNREACHABLE
     try:
-        while True:
-            code = _look(base, key.value, args)
-            if args.watch is None:
-                return code
-            time.sleep(args.watch)
+        with _noting_ctrl_c() as ctrl_c:
+            while True:
+                code = _look(base, key.value, args)
+                if args.watch is None or ctrl_c.is_pressed:
+                    return code
+                time.sleep(args.watch)
     except KeyboardInterrupt:
         return code
     except BrokenPipeError:
         # Whoever reads has enough; Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code
+
+
+@dataclass
+class _CtrlC:
+    is_pressed: bool = False
+
+    def press(self, number: int, frame: FrameType | None) -> None:
+        """A signal's handler."""
+        self.is_pressed = True
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _noting_ctrl_c() -> Iterator[_CtrlC]:
+    """Python drops a KeyboardInterrupt that comes where nothing may raise, 1 in 700 here."""
+    ctrl_c = _CtrlC()
+    before = signal.signal(signal.SIGINT, ctrl_c.press)
+    try:
+        yield ctrl_c
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def build_parser() -> argparse.ArgumentParser:
