@@ -104,26 +104,14 @@ class AttnPlacer:
         yield self._memory.claim_of(entry)
 
     def _group_of_own_urls(self, entry: Entry, model: _Model) -> Group:
-        urls = entry.registration.peer_urls
-        led = {group.name: group for url in urls if (group := model.led_from.get(url))}
-        if led:
-            return led[min(led, key=natural)]
-        for name in self._contacts.of(entry):
+        for name in self._candidates_by_own_urls(entry, model):
             if name in model.groups:
                 return model.groups[name]
-        if not entry.report.attached:
-            # While it stalls it keeps its place, though it calls its MLP servers otherwise.
-            for name in (
-                self._memory.group_of.get(entry.server_id, ""),
-                self._memory.claim_of(entry),
-            ):
-                if name in model.groups:
-                    return model.groups[name]
         shape = Shape(
             fingerprint=entry.registration.fingerprint,
             num_experts=entry.registration.num_experts,
             ep_size=0,
-            own_urls=tuple(sorted(urls)),
+            own_urls=tuple(sorted(entry.registration.peer_urls)),
         )
         if shape not in self._self_wired:
             claim = self._memory.claim_of(entry)
@@ -131,6 +119,17 @@ class AttnPlacer:
             name = claim if is_free else self._placement.new_name(self._memory)
             self._self_wired[shape] = self._placement.open(name, shape)
         return self._self_wired[shape]
+
+    def _candidates_by_own_urls(self, entry: Entry, model: _Model) -> Iterator[str]:
+        yield from self._contacts.of(entry)
+        before = self._memory.group_of.get(entry.server_id, "")
+        urls = entry.registration.peer_urls
+        led = {group.name for url in urls if (group := model.led_from.get(url))}
+        yield from sorted(led, key=lambda name: (name != before, natural(name)))
+        if not entry.report.attached:
+            # While it stalls it keeps its place, though it calls its MLP servers otherwise.
+            yield before
+            yield self._memory.claim_of(entry)
 
     def _name_clash(self, entry: Entry) -> str:
         registration = entry.registration

@@ -777,6 +777,22 @@ def test_a_server_that_stalls_keeps_its_place_whatever_address_it_has_of_its_mlp
     assert state(plane)[0] is GroupState.DEGRADED
 
 
+def test_a_server_whose_addresses_lead_to_two_groups_is_where_it_attached_and_stays_there() -> None:
+    plane = a_plane()
+    experts = [mlp("mlp-0"), mlp("mlp-1")]
+    urls = tuple(expert.registration.url for expert in experts)
+    servers = [attn("attn-0").attach(experts[0]), attn("attn-1", peer_urls=urls).attach(experts[1])]
+    register_all(plane, 0.0, *experts, *servers)
+    pass_probes(plane, 0.0)
+    attached = members(plane), traffic(plane)
+
+    servers[1].says(condition=Condition.STALLED, attached=()).renew(plane, 1.0)
+
+    there = {"group-1": {"mlp-0", "attn-0"}, "group-2": {"mlp-1", "attn-1"}}
+    assert attached == (there, ("attn-0", "attn-1"))
+    assert members(plane) == there
+
+
 def test_such_a_server_keeps_its_place_while_its_mlp_server_is_restarted() -> None:
     plane, expert = a_plane(), mlp("mlp-0")
     server = attn("attn-0", peer_urls=(expert.registration.url,)).attach(expert)
