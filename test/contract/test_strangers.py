@@ -162,8 +162,9 @@ def test_a_client_of_another_protocol_is_thrown_out(zmq_fleet: Fleet, rank: Rank
     with undisturbed(zmq_fleet), connect_plainly(rank.hub.address) as plain:
         plain.settimeout(PATIENCE_S)
         plain.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(64))
-        while plain.recv(1024):
-            pass
+        with suppress(ConnectionResetError):  # instead of an end, where some of it was not read
+            while plain.recv(1024):
+                pass
 
 
 def test_port_scanners_do_not_take_along_who_gets_their_descriptor(zmq_fleet: Fleet) -> None:

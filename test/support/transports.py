@@ -233,6 +233,12 @@ class Rank:
         """How many events of a kind have come."""
         return sum(isinstance(event, kind) for event in self.events)
 
+    def wait_replied(self, number: int = 1) -> None:
+        """Until it has replied to so many exchanges."""
+        changed = self._watched.changed
+        with changed:
+            assert changed.wait_for(lambda: self._watched.num_replied >= number, PATIENCE_S)
+
     def stop(self) -> None:
         """The rank dies: no goodbye, its hub is gone."""
         self._must_stop = True
@@ -288,6 +294,7 @@ class WatchedHub(Hub):
         self.address = hub.address
         self.events: list[Event] = []
         self.served: list[Exchange] = []
+        self.num_replied = 0
         self.changed = threading.Condition()
         self.may_poll = threading.Lock()
 
@@ -306,6 +313,9 @@ class WatchedHub(Hub):
     def reply(self, exchange: Exchange, partial: Tensor) -> None:
         self.served.append(exchange)
         self._hub.reply(exchange, partial)
+        with self.changed:
+            self.num_replied += 1
+            self.changed.notify_all()
 
     def decline(self, exchange: Exchange, code: RefusalCode, message: str) -> None:
         self.served.append(exchange)
