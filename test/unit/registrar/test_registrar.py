@@ -247,6 +247,15 @@ def test_an_error_of_ours_does_not_end_the_thread(router: FakeRouter) -> None:
     registrar.stop()
 
 
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 address ::1")
 def test_a_router_at_an_ipv6_address_is_reached() -> None:
     with fake_router("::1") as router:
         registrar, _ = registrar_of(Server(), router.url)
