@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sglang_afd.errors import ConfigError
-from sglang_afd.planner.answer import Answered, compare
+from sglang_afd.planner.answer import Answered, compare, of_one_side
 from sglang_afd.planner.deployment import ExpertKernels, Workload
 from sglang_afd.planner.fit import Fit
 from sglang_afd.planner.gpu import Gpu
@@ -14,7 +14,6 @@ from sglang_afd.planner.predict import Prediction
 from sglang_afd.planner.scenario import Scenario
 from sglang_afd.planner.search import Found, Space, search_colocated, search_disaggregated
 from sglang_afd.planner.site import Site
-from sglang_afd.planner.verdict import Answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +118,9 @@ def outcome(fitted: Fit, case: Case) -> Outcome:
     if colocated.best is None and disaggregated.best is None:
         reason = f"nothing fits on up to {case.space.max_gpus} GPUs within the limits"
         return Outcome(case=case, answered=None, value=0.0, base_value=0.0, reason=reason)
-    sure = Answer.PAYS if colocated.best is None else Answer.DOES_NOT_PAY
-    if colocated.best is not None and disaggregated.best is not None:
+    if colocated.best is None or disaggregated.best is None:
+        found_answer = of_one_side(fitted, sides, (case.site, disaggregated), case.model_noise)
+    else:
         verdict = compare(
             fitted,
             case.site,
@@ -129,9 +129,10 @@ def outcome(fitted: Fit, case: Case) -> Outcome:
             model_noise=case.model_noise,
             colocated_site=base_site,
         )
+        found_answer = verdict.answer
     return Outcome(
         case=case,
-        answered=Answered(found=found, answer=verdict.answer if verdict else sure, verdict=verdict),
+        answered=Answered(found=found, answer=found_answer, verdict=verdict),
         value=value(case.site, disaggregated.best),
         base_value=value(base_site, colocated.best),
     )

@@ -230,12 +230,12 @@ def _without_rest(site: Site, deployment: Deployment, batch: int) -> int:
 def _best(site: Site, points: Iterable[Prediction]) -> Prediction | None:
     limit = site.scenario.workload.max_tpot_us
     allowed = [point for point in points if limit is None or point.tpot_us <= limit]
-    # Of equals the one with fewer GPUs.
-    return max(
-        allowed,
-        key=lambda point: (site.value(point), -point.deployment.total_gpus),
-        default=None,
-    )
+
+    def rank(point: Prediction) -> tuple[float, int]:
+        """Of equals the one with fewer GPUs is better; rounding errors make no difference."""
+        return float(f"{site.value(point):.12g}"), -point.deployment.total_gpus
+
+    return max(allowed, key=rank, default=None)
 
 
 def _side(site: Site, points: Sequence[Prediction]) -> Side:

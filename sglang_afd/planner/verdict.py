@@ -12,7 +12,7 @@ from sglang_afd.planner.constants import NAMES
 from sglang_afd.planner.fit import ROW_NOISE, Fit, Floats
 
 # One in twenty on each side.
-_SIGMAS = 1.645
+SIGMAS = 1.645
 
 
 class Answer(Enum):
@@ -44,19 +44,44 @@ class Verdict:
     causes: tuple[Cause, ...]  # largest first
 
 
-def judge(fitted: Fit, gradient: Floats, *, speed_up: float, model_noise: float = 0.0) -> Verdict:
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """Of one side's throughput."""
+
+    gradient: Floats  # of the logarithm of the step by that of each constant, in order of NAMES
+    leverage: float = 1.0  # throughput lost for a step that is so much longer; see leverage.py
+
+
+def step_error(fitted: Fit, gradient: Floats, model_noise: float = 0.0) -> float:
+    """Standard deviation of the logarithm of one step; half of the noise of a ratio is its own."""
+    variance = float(gradient @ np.asarray(fitted.covariance) @ gradient)
+    return math.sqrt(variance + ROW_NOISE**2 + model_noise**2 / 2)
+
+
+def judge(
+    fitted: Fit,
+    colocated: Sensitivity,
+    disaggregated: Sensitivity,
+    *,
+    speed_up: float,
+    model_noise: float = 0.0,
+) -> Verdict:
     """A constant that moves both steps alike moves their ratio little: the errors are correlated.
 
     Args:
         fitted: Constants with their covariance.
-        gradient: Of the logarithm of the speed-up by that of each constant, in the order of NAMES.
+        colocated: How its throughput follows from its step.
+        disaggregated: The same.
         speed_up: The predicted ratio of throughputs.
-        model_noise: What constants cannot show, of the ratio.
+        model_noise: What constants cannot show, of the ratio of two steps.
     """
+    gradient = (
+        colocated.leverage * colocated.gradient - disaggregated.leverage * disaggregated.gradient
+    )
     covariance = np.asarray(fitted.covariance)
     parts = gradient * (covariance @ gradient)
     # Each of the two steps has what no constant explains, independently of the other.
-    rest = 2 * ROW_NOISE**2 + model_noise**2
+    rest = (colocated.leverage**2 + disaggregated.leverage**2) * (ROW_NOISE**2 + model_noise**2 / 2)
     variance = float(parts.sum()) + rest
     causes = [
         Cause(name=name, share=float(part) / variance)
@@ -67,7 +92,7 @@ def judge(fitted: Fit, gradient: Floats, *, speed_up: float, model_noise: float 
 
 
 def _verdict(speed_up: float, error: float, causes: list[Cause]) -> Verdict:
-    low, high = (speed_up * math.exp(sign * _SIGMAS * error) for sign in (-1, 1))
+    low, high = (speed_up * math.exp(sign * SIGMAS * error) for sign in (-1, 1))
     answer = Answer.PAYS if low > 1 else Answer.DOES_NOT_PAY if high < 1 else Answer.UNCERTAIN
     probability = 0.5 * math.erfc(-math.log(speed_up) / error / math.sqrt(2))
     return Verdict(

@@ -105,6 +105,12 @@ def _report(
 def _verdict(answered: Answered, result: SpeedUp | None, max_gpus: int) -> list[str]:
     found = answered.found
     if answered.verdict is None or result is None:
+        if answered.answer is Answer.UNCERTAIN:
+            kept = "disaggregated" if found.colocated.best is None else "colocated"
+            return [
+                f"UNCERTAIN whether AFD pays: of up to {max_gpus} GPUs only a {kept} deployment "
+                "keeps the limit, by less than predictions are off"
+            ]
         if found.colocated.best is None:
             return [
                 f"AFD PAYS: no colocated deployment of up to {max_gpus} GPUs fits within the "

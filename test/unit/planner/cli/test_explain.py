@@ -98,9 +98,9 @@ def test_the_page_and_the_terminal_show_the_numbers_of_search(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        (("--max-tpot", "20"), "AFD does not pay"),
+        (("--max-gpus", "4"), "AFD does not pay"),
         ((), "Uncertain whether AFD pays"),
-        (("--max-gpus", "16", "--kernels", "fused", "--max-tpot", "20"), "AFD pays"),
+        (("--gpu", "GB200", "--max-gpus", "36", "--kernels", "fused"), "AFD pays"),
     ],
 )
 def test_the_headline_is_the_verdict(more: tuple[str, ...], expected: str, tmp_path: Path) -> None:

@@ -55,6 +55,17 @@ def test_free_experts_are_a_bound_for_every_deployment_with_experts() -> None:
     assert free.base_value == pytest.approx(given.base_value)
 
 
+def test_of_equal_deployments_the_one_with_fewest_gpus_is_the_best() -> None:
+    base = _base(site("Qwen3-235B-A22B-FP8", GPUS["GB200"], 8192), max_gpus=36)
+
+    (free,) = cases.outcomes(PRIORS, [cases.free_experts_case(base)])
+
+    assert free.answered is not None
+    best = free.answered.found.disaggregated.best
+    assert best is not None
+    assert best.deployment.attn_gpus == 1
+
+
 def test_free_experts_count_attention_gpus_only_and_take_no_time() -> None:
     where = site(verify_tokens=4, accepted_tokens=2.0)
     free = replace(where, has_free_experts=True)
