@@ -13,6 +13,8 @@ from sglang_afd.planner.shape import ModelShape
 # Source: FlashMLA README, 660 of 989 TFLOP/s in decode. It binds for latent attention only: grouped
 # attention is bound by reading the cache.
 CORE_FLOPS_EFFICIENCY = 0.65
+# Source: DeepGEMM README, dense products reach 1550 of 1979 TFLOP/s on H800.
+PRODUCT_FLOPS_EFFICIENCY = 0.78
 
 
 def slowest_context_tokens(workload: Workload, requests: float, num_peers: float) -> float:
@@ -58,3 +60,12 @@ def dense_us(
         * shape.dense_flops_per_token
         / (gpu.flops_per_us(shape.weight_bytes) * constants.dense_flops_efficiency)
     )
+
+
+def product_us(
+    gpu: Gpu, constants: Constants, *, weights: float, weight_bytes: float, tokens: float
+) -> float:
+    """One large product: its arithmetic hides behind reading the weights, or the other way."""
+    read_us = weights * weight_bytes / (gpu.hbm_bytes_per_us * constants.weight_read_efficiency)
+    flops_per_us = gpu.flops_per_us(weight_bytes) * PRODUCT_FLOPS_EFFICIENCY
+    return max(read_us, 2.0 * weights * tokens / flops_per_us)

@@ -46,8 +46,7 @@ def expert_time(
 ) -> ExpertTime:
     """Of all tokens that meet in one copy of the experts, spread over num_ranks GPUs."""
     hottest = routing.hottest_rank(num_ranks)
-    owned = -(-shape.num_experts // num_ranks)
-    hit = min(routing.distinct_experts(tokens) / num_ranks * hottest, owned)
+    hit = routing.most_hit_of_a_rank(tokens, num_ranks)
     if kernel.tile_rows is None:
         rows = tokens * shape.experts_per_token
     else:

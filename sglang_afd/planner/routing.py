@@ -37,6 +37,17 @@ class Routing:
         """Expected number of experts that at least one of these tokens chose."""
         return _distinct_experts(self.probabilities, tokens)
 
+    def most_hit_of_a_rank(self, tokens: float, num_ranks: int) -> float:
+        """Expected number of experts that the rank with most of them reads.
+
+        Somebody reads a whole one, however many ranks share the experts of a few tokens.
+        """
+        if self.placed:
+            most = _most_distinct_of_a_rank(self.probabilities, tokens, num_ranks)
+        else:
+            most = self.distinct_experts(tokens) / num_ranks
+        return max(most, min(self.distinct_experts(tokens), 1.0))
+
     def rows_after_the_first_tile(self, tokens: float, tile_rows: float) -> float:
         """Expected rows, padded to whole tiles, beyond the first tile of each expert that is hit.
 
@@ -112,6 +123,14 @@ def _array(routing: Routing) -> Floats:
 def _distinct_experts(probabilities: tuple[float, ...], tokens: float) -> float:
     p = _cached_array(probabilities)
     return float(np.sum(-np.expm1(tokens * np.log1p(-p))))
+
+
+@lru_cache(maxsize=65536)
+def _most_distinct_of_a_rank(
+    probabilities: tuple[float, ...], tokens: float, num_ranks: int
+) -> float:
+    hit = -np.expm1(tokens * np.log1p(-_cached_array(probabilities)))
+    return float(hit.reshape(num_ranks, -1).sum(axis=1).max())
 
 
 @lru_cache(maxsize=65536)

@@ -86,9 +86,14 @@ class ModelShape:
         return 2.0 * (self.dense_weights + self.router_weights)
 
     @property
-    def plain_mlp_bytes(self) -> float:
+    def plain_mlp_weights(self) -> int:
         """The MLP of a layer without routed experts."""
-        return 3 * self.hidden_size * self.dense_intermediate_size * self.weight_bytes
+        return 3 * self.hidden_size * self.dense_intermediate_size
+
+    @property
+    def plain_mlp_bytes(self) -> float:
+        """Of it."""
+        return self.plain_mlp_weights * self.weight_bytes
 
     @property
     def kv_bytes_per_token_layer(self) -> float:
@@ -101,9 +106,14 @@ class ModelShape:
         return self.kv_bytes_per_token_layer * self.num_kv_layers
 
     @property
+    def head_weights(self) -> int:
+        """The LM head."""
+        return self.hidden_size * self.vocab_size
+
+    @property
     def head_bytes(self) -> float:
-        """The LM head, BF16."""
-        return 2.0 * self.hidden_size * self.vocab_size
+        """Of it, BF16."""
+        return 2.0 * self.head_weights
 
     @property
     def all_dense_bytes(self) -> float:

@@ -232,12 +232,24 @@ def _disaggregated(scenario: Scenario, deployment: Deployment) -> tuple[StageTim
 
 def _outside_layers_us(scenario: Scenario, deployment: Deployment, stages: StageTimes) -> float:
     shape, constants = scenario.shape, scenario.constants
-    reading = scenario.gpu.hbm_bytes_per_us * constants.weight_read_efficiency
+    verify_tokens = scenario.workload.verify_tokens
     plain_layers = shape.num_layers - shape.num_moe_layers
-    plain_us = stages.core_us + stages.dense_us + shape.plain_mlp_bytes / reading
+    plain_mlp_us = attention.product_us(
+        scenario.gpu,
+        constants,
+        weights=shape.plain_mlp_weights,
+        weight_bytes=shape.weight_bytes,
+        tokens=deployment.rows_per_micro_batch * verify_tokens,
+    )
+    head_us = attention.product_us(
+        scenario.gpu,
+        constants,
+        weights=shape.head_weights,
+        weight_bytes=2.0,
+        tokens=deployment.batch_per_attn_gpu * verify_tokens,
+    )
+    plain_us = stages.core_us + stages.dense_us + plain_mlp_us
     colocated = deployment.mode is Mode.COLOCATED
     fixed_us = constants.colocated_step_fixed_us if colocated else constants.afd_step_fixed_us
     fixed_us *= scenario.gpu.operator_scale
-    return (
-        fixed_us + shape.head_bytes / reading + plain_layers * deployment.micro_batches * plain_us
-    )
+    return fixed_us + head_us + plain_layers * deployment.micro_batches * plain_us

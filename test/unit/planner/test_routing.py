@@ -60,6 +60,34 @@ def test_a_histogram_knows_its_hottest_rank() -> None:
     assert routing.hottest_rank(1) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("tokens", [1, 12, 100])
+def test_the_experts_hit_on_the_hottest_rank_are_those_of_drawn_tokens(tokens: int) -> None:
+    routing = routing_from_histogram([6.0] * 32 + [1.0] * 96, experts_per_token=8)
+    hit = _draw(routing, tokens, 4000) > 0
+
+    most = routing.most_hit_of_a_rank(tokens, 4)
+
+    assert most == pytest.approx(hit.reshape(-1, 4, 32).sum(axis=2).mean(axis=0).max(), rel=0.02)
+
+
+@pytest.mark.parametrize("skew", [0.0, 0.7])
+def test_a_token_has_one_whole_expert_read_however_many_ranks_share_them(skew: float) -> None:
+    routing = skewed_routing(128, 8, skew)
+
+    most = [routing.most_hit_of_a_rank(1, ranks) for ranks in (1, 2, 8, 64, 128)]
+
+    assert most == pytest.approx([8, 4, 1, 1, 1], rel=1e-6)
+
+
+@pytest.mark.parametrize(("num_experts", "topk"), [(8, 8), (128, 127), (1, 1)])
+def test_a_token_may_choose_all_experts(num_experts: int, topk: int) -> None:
+    routing = skewed_routing(num_experts, topk, 0.5)
+
+    assert routing.experts_per_token == pytest.approx(topk, rel=1e-6)
+    assert routing.distinct_experts(1) == pytest.approx(topk, rel=1e-6)
+    assert routing.distinct_experts(1000) == pytest.approx(num_experts, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
