@@ -151,13 +151,21 @@ def _predicted(scenario: Scenario, deployment: Deployment, choose_batch: bool) -
         scenario.usable_memory_fraction,
     )
     plan.require_fit(deployment)
+    limit_us = scenario.workload.max_tpot_us
     if not choose_batch:
-        return predict(scenario, deployment)
+        prediction = predict(scenario, deployment)
+        if limit_us is None or prediction.tpot_us <= limit_us:
+            return prediction
     best = best_batch(Site(scenario=scenario), deployment)
-    if best is None:
-        limit = (scenario.workload.max_tpot_us or 0) / 1000
+    limit = (limit_us or 0) / 1000
+    if best is not None and not choose_batch:
         raise ConfigError(
-            f"deployment {deployment.label}: no batch keeps {limit:g} ms a token; raise "
-            "--max-tpot, or give a --batch"
+            f"deployment {deployment.label}: {deployment.batch_per_attn_gpu} requests take "
+            f"{prediction.tpot_us / 1000:.1f} ms a token, and the limit is {limit:g}; lower the "
+            f"batch to {best.deployment.batch_per_attn_gpu}, or raise --max-tpot"
+        )
+    if best is None:
+        raise ConfigError(
+            f"deployment {deployment.label}: no batch keeps {limit:g} ms a token; raise --max-tpot"
         )
     return best

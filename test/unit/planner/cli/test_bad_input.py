@@ -80,6 +80,9 @@ CASES = {
     f"{SPLIT} --mlp-gpus 4 --baseline-batch 0": "batch_per_attn_gpu is 0",
     f"{SPLIT} --mlp-gpus 4 --baseline-expert-parallel 3": "do not divide among 3 GPUs",
     f"{SPLIT} --mlp-gpus 4 --max-tpot 1": "no batch keeps 1 ms a token",
+    f"{SPLIT} --mlp-gpus 4 --batch 2 --max-tpot 1": "no batch keeps 1 ms a token",
+    f"{SPLIT} --mlp-gpus 4 --batch 300 --max-tpot 20": "the limit is 20; lower the batch to 133",
+    f"{SPLIT} --mlp-gpus 4 --max-tpot 20 --baseline-batch 200": "lower the batch to 80",
     "predict --model Qwen3-235B-A22B --gpu H100 --context 4096 --attn-gpus 4 --mlp-gpus 1": (
         "raise the expert parallelism"
     ),
