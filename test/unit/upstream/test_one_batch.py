@@ -119,7 +119,8 @@ def test_stages_make_up_a_step(profiled: Path) -> None:
     steps = read_profile(profiled).steps
 
     shares = [sum(step.stages_us.values()) / step.step_us for step in steps]
-    assert 0.4 < statistics.median(shares) < 2.5  # of a machine that may be busy
+    # Units and layers are not mistaken by an order; more no clock of a busy machine can tell.
+    assert 0.1 < statistics.median(shares) < 10
     for step in steps:
         assert min(step.stages_us[name] for name in ("core", "dense", "experts", "outside")) > 0
         assert step.stages_us["exchange"] == 0
