@@ -21,6 +21,7 @@ from sgl_router_afd.keys import key_of
 from sgl_router_afd.status_client import NoAnswer, base_of, decode, fetch
 from sgl_router_afd.status_table import Style, table
 from sglang_afd.errors import ConfigError
+from sglang_afd.files import send_nowhere
 
 NARROWEST = 40
 CLEAR = "\x1b[H\x1b[2J\x1b[3J"
@@ -54,8 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return code
     except BrokenPipeError:
-        # Whoever reads has enough; Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        send_nowhere(sys.stdout)  # whoever reads has enough
         return code
 
 
