@@ -17,12 +17,16 @@ from servers import Server, Zygote, running
 
 from sglang_afd.ports import free_ports
 
+TIMEOUT_S = 600.0  # of a test with its fixtures, which start servers on a machine that may be busy
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything here starts servers."""
     for item in items:
         if "/e2e/" in str(item.path):
             item.add_marker(pytest.mark.e2e)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from sglang_afd.ports import free_ports
 
 IDLE_S = 5.0
 MAX_SHARE = 0.05  # of a core for all processes of one server
+NUM_LOOKS = 6  # on a busy machine what follows the last request may take a while
 
 
 def test_a_night_without_requests_is_no_loss_and_a_request_is_answered_afterwards(
@@ -26,8 +28,9 @@ def test_a_night_without_requests_is_no_loss_and_a_request_is_answered_afterward
 ) -> None:
     ports, night = free_ports(2), tmp_path / "night"
     leap = {"TEST_LEAP_FILE": str(night)}
-    ranks = fleet.start_mlp(zygote, qwen3_oracle.model, ports, plant="leap_in_time", env=leap)
-    attn = fleet.start_attn(zygote, qwen3_oracle.model, ports[0], plant="leap_in_time", env=leap)
+    model, plant = qwen3_oracle.model, "leap_in_time"
+    ranks = fleet.start_mlp(zygote, model, ports, *fleet.CALM, plant=plant, env=leap)
+    attn = fleet.start_attn(zygote, model, ports[0], *fleet.CALM, plant=plant, env=leap)
     with running([*ranks, attn]):
         fleet.wait_ready(attn)
         before = attn.get("/afd/v1/status")[1]
@@ -58,18 +61,24 @@ def test_idle_servers_of_both_roles_leave_the_cores_alone(
         time.sleep(1)  # for what follows the last request
         servers = {"attn": attn, "mlp rank 0": ranks[0], "mlp rank 1": ranks[1]}
 
-        before = {name: _cpu_s(server) for name, server in servers.items()}
-        started_s = time.monotonic()
-        time.sleep(IDLE_S)
-        passed_s = time.monotonic() - started_s
-        shares = {
-            name: (_cpu_s(server) - before[name]) / passed_s for name, server in servers.items()
-        }
+        for _ in range(NUM_LOOKS):  # a server that keeps a core awake does so each time
+            shares = _shares(servers)
+            if all(share < MAX_SHARE for share in shares.values()):
+                break
 
     told = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
     with capsys.disabled():
         sys.stdout.write(f"\nshare of a core while idle: {told}\n")
     assert all(share < MAX_SHARE for share in shares.values()), shares
+
+
+def _shares(servers: Mapping[str, Server]) -> dict[str, float]:
+    """Of a core, for a while from now on."""
+    before = {name: _cpu_s(server) for name, server in servers.items()}
+    started_s = time.monotonic()
+    time.sleep(IDLE_S)
+    passed_s = time.monotonic() - started_s
+    return {name: (_cpu_s(server) - before[name]) / passed_s for name, server in servers.items()}
 
 
 def _cpu_s(server: Server) -> float:

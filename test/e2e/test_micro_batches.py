@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,18 @@ class Watched:
     def seen(self) -> set[str]:
         return micro_batch_faults.seen(self.directory)
 
-    def set_fault(self, name: str) -> None:
+    @contextmanager
+    def fault(self, name: str) -> Iterator[None]:
+        """Whatever comes of the test that plants it, the next one finds the server whole."""
+        self._set_fault(name)
+        try:
+            yield
+        finally:
+            self._set_fault("")
+
+    def _set_fault(self, name: str) -> None:
         (self.directory / "fault").write_text(name)
-        forget_prefixes(self.server)
+        fleet.forget_prefixes(self.server)  # it may not hide behind cached prefixes
 
 
 @dataclass(frozen=True)
@@ -62,12 +72,6 @@ class Asked:
     again: list[Answer]  # with radix-cache hits
     few: list[Answer]  # fewer rows than micro-batches, for three and four
     mixed: list[tuple[int, ...]]  # tokens; prefill and decode in one batch where that is allowed
-
-
-def forget_prefixes(server: Server) -> None:
-    """Neither a fault nor a comparison may hide behind cached prefixes."""
-    status, answer = fetch(f"{server.url}/flush_cache", {})
-    assert status == 200, answer
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +134,7 @@ def asked(watched: Watched) -> Asked:
     one_by_one = ask_one_by_one(url)
     at_once, again = ask_at_once([url]), ask_at_once([url])
     few = ask_at_once([url], FEW)
-    forget_prefixes(watched.server)
+    fleet.forget_prefixes(watched.server)
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         mixed = list(pool.map(ask_tokens, [url] * len(PROMPTS), PROMPTS))
     return Asked(one_by_one=one_by_one, at_once=at_once, again=again, few=few, mixed=mixed)
@@ -149,7 +153,7 @@ def ask_tokens(url: str, prompt: str) -> tuple[int, ...]:
 
 def ask_hidden_states(server: Server) -> HiddenStates:
     """Of one long prompt, and of short ones that are decoded together."""
-    forget_prefixes(server)
+    fleet.forget_prefixes(server)
     prompt, _ = _hidden_states(server, [LONG], 1)
     of_short, of_tokens = _hidden_states(server, list(SHORT), 8)
     return HiddenStates(of_prompt=prompt + of_short, of_tokens=of_tokens)
@@ -242,9 +246,8 @@ def test_auxiliary_hidden_states_are_those_of_stock_sglang(
 def test_a_planted_fault_would_be_noticed(
     watched: Watched, qwen3_oracle: Oracle, fault: str
 ) -> None:
-    watched.set_fault(fault)
-    answers = ask_at_once([watched.server.url])
-    watched.set_fault("")
+    with watched.fault(fault):
+        answers = ask_at_once([watched.server.url])
 
     assert differences(qwen3_oracle.at_once, answers) != []
 
@@ -253,9 +256,8 @@ def test_a_planted_fault_would_be_noticed(
 def test_hidden_states_in_the_wrong_order_would_be_noticed(
     watched: Watched, stock_hidden_states: HiddenStates
 ) -> None:
-    watched.set_fault("wrong order")
-    found = ask_hidden_states(watched.server)
-    watched.set_fault("")
+    with watched.fault("wrong order"):
+        found = ask_hidden_states(watched.server)
 
     assert distance(stock_hidden_states.of_prompt, found.of_prompt) > HIDDEN_STATES_BOUND
 
@@ -264,13 +266,12 @@ def test_hidden_states_in_the_wrong_order_would_be_noticed(
 def test_an_exception_in_one_micro_batch_leaves_no_trace(
     watched: Watched, qwen3_oracle: Oracle
 ) -> None:
-    watched.set_fault("raise")
-
-    for prompt in SHORT:  # until a step is cut in which it can be raised
-        fetch(f"{watched.server.url}/generate", {"text": [prompt, LONG]}, timeout_s=120)
-    wait_until(lambda: "raised" in watched.seen(), "the planted exception")
-    fleet.wait_ready(watched.server)
-    forget_prefixes(watched.server)
+    with watched.fault("raise"):
+        for prompt in SHORT:  # until a step is cut in which it can be raised
+            fetch(f"{watched.server.url}/generate", {"text": [prompt, LONG]}, timeout_s=120)
+        wait_until(lambda: "raised" in watched.seen(), "the planted exception")
+        fleet.wait_ready(watched.server)
+    fleet.forget_prefixes(watched.server)
     answers = ask_at_once([watched.server.url])
 
     assert differences(qwen3_oracle.at_once, answers) == []

@@ -16,6 +16,7 @@ from servers import Server, Zygote, fetch, running
 from streams import Stream, finish_all
 
 NUM_TOKENS = 400
+NUM_ATTEMPTS = 3
 
 
 @pytest.fixture
@@ -98,6 +99,15 @@ def test_an_attention_server_that_dies_or_stops_is_forgotten_and_the_others_go_o
             assert finish_all([victim]) == undisturbed
 
 
+def _losses_while_asked(attn: Server, body: object) -> int:
+    """How often its MLP servers were lost while it answered."""
+    fleet.wait_ready(attn)
+    before = attn.get("/afd/v1/status")[1]["num_losses"]
+    status, answer = fetch(f"{attn.url}/generate", body)
+    assert status == 200, answer
+    return int(attn.get("/afd/v1/status")[1]["num_losses"] - before)
+
+
 def test_experts_slower_than_a_heartbeat_are_waited_for_and_slower_than_the_deadline_fail(
     zygote: Zygote, qwen3_pair: AttnPair
 ) -> None:
@@ -110,15 +120,15 @@ def test_experts_slower_than_a_heartbeat_are_waited_for_and_slower_than_the_dead
     patient = qwen3_pair.attn[0]
     body = {"text": "experts", "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
     with running([*slow, hasty]):
-        fleet.wait_ready(patient)
+        losses = [_losses_while_asked(patient, body)]
+        while losses[-1] and len(losses) < NUM_ATTEMPTS:
+            losses.append(_losses_while_asked(patient, body))
         fleet.wait_ready(hasty)
-        losses = patient.get("/afd/v1/status")[1]["num_losses"]
-
-        patient_status, _ = fetch(f"{patient.url}/generate", body)
         hasty_status, hasty_answer = fetch(f"{hasty.url}/generate", body)
 
-        assert patient_status == 200
-        assert patient.get("/afd/v1/status")[1]["num_losses"] == losses
+        # On a busy machine an I/O thread may miss a heartbeat for once; one that the experts hold
+        # up misses them each time.
+        assert losses[-1] == 0, losses
         assert hasty_status == 503
         assert "the MLP servers" in str(hasty_answer)
         assert "--afd-stall-timeout" in hasty.text()

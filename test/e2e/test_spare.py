@@ -17,6 +17,7 @@ from streams import Stream, finish_all, start_streams
 from sglang_afd.ports import free_ports
 
 NUM_TOKENS = 100
+NUM_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,14 @@ def _expected(oracle: Oracle, attn: Server) -> list[list[int]]:
 
 
 def _streams_on_their_way(attn: Server) -> list[Stream]:
-    streams = start_streams([attn.url], PROMPTS, NUM_TOKENS)
-    for stream in streams:
-        stream.wait_for(3)
-    return streams
+    for _ in range(NUM_ATTEMPTS):  # on a busy machine clients may hear of their tokens too late
+        streams = start_streams([attn.url], PROMPTS, NUM_TOKENS)
+        for stream in streams:
+            stream.wait_for(3)
+        if all(len(stream.tokens) < NUM_TOKENS // 2 for stream in streams):
+            return streams
+        finish_all(streams)
+    raise AssertionError("the streams were never in their middle at once")
 
 
 def _kill(servers: Sequence[Server], streams: Sequence[Stream]) -> None:
@@ -102,8 +107,10 @@ def _kill(servers: Sequence[Server], streams: Sequence[Stream]) -> None:
     assert num_tokens < len(streams) * NUM_TOKENS
 
 
-def _ranks(attn: Server) -> list[str]:
-    return [rank["boot_id"] for rank in attn.get("/afd/v1/status")[1]["mlp"]]
+def _wait_ranks(attn: Server, servers: Sequence[Server]) -> None:
+    """Until these are what it is attached to: none is while it attaches anew."""
+    expected = _boot_ids(servers)
+    attn.wait("/afd/v1/status", lambda body: [rank["boot_id"] for rank in body["mlp"]] == expected)
 
 
 def _boot_ids(servers: Sequence[Server]) -> list[str]:
@@ -121,14 +128,14 @@ def test_a_spare_takes_the_experts_of_a_dead_rank_and_no_stream_loses_a_token(gr
     assert "exchange_address" not in info and "ep_rank" not in info
     assert spare.get("/health")[0] == 200
     expected = _expected(group.oracle, attn)
-    assert _ranks(attn) == _boot_ids(ranks)
+    _wait_ranks(attn, ranks)
 
     streams = _streams_on_their_way(attn)
     _kill([ranks[1]], streams)
     _wait_state(spare, "ready")
 
     assert finish_all(streams) == expected
-    assert _ranks(attn) == _boot_ids([ranks[0], spare])
+    _wait_ranks(attn, [ranks[0], spare])
     taken = spare.get("/server_info")[1]
     assert (taken["ep_rank"], taken["first_expert"], taken["stop_expert"]) == (1, 8, 16)
     assert differences(group.oracle.one_by_one, ask_one_by_one(attn.url)) == []
@@ -155,7 +162,7 @@ def test_a_spare_becomes_rank_0_and_the_old_one_returns_as_a_spare(groups: Any) 
         _kill([dying], streams)
         _wait_state(successor, "ready")
         assert finish_all(streams) == expected
-        assert _ranks(attn) == _boot_ids([successor])
+        _wait_ranks(attn, [successor])
         assert differences(group.oracle.one_by_one, ask_one_by_one(attn.url)) == []
 
         losses = attn.get("/afd/v1/status")[1]["num_losses"]
@@ -180,7 +187,7 @@ def test_when_every_rank_dies_two_spares_take_a_place_each(groups: Any) -> None:
         _wait_state(spare, "ready")
 
     assert finish_all(streams) == expected
-    assert _ranks(attn) == _boot_ids(spares)  # the first in the list leads
+    _wait_ranks(attn, spares)  # the first in the list leads
     assert differences(group.oracle.one_by_one, ask_one_by_one(attn.url)) == []
 
 
@@ -197,5 +204,5 @@ def test_a_spare_with_the_wrong_experts_would_be_noticed(groups: Any) -> None:
     _wait_state(spare, "ready")
     fleet.wait_ready(attn)
 
-    assert _ranks(attn) == _boot_ids([ranks[0], spare])
+    _wait_ranks(attn, [ranks[0], spare])
     assert differences(group.oracle.one_by_one[4:8], ask_one_by_one(attn.url, PROMPTS[4:8])) != []

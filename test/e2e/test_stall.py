@@ -21,6 +21,8 @@ from streams import Stream, finish_all, start_streams
 from sglang_afd.ports import free_ports
 
 NUM_TOKENS = 120
+NUM_ATTEMPTS = 5
+STALL_TIMEOUT_S = 200.0  # MLP servers come back sooner, however busy the machine is
 ROOM = ("--max-running-requests", "48")  # so that all of them run at once
 MANY = tuple(f"{prompt} {word}" for prompt in PROMPTS for word in ("again", "once"))  # 32
 LONG = tuple(" ".join(PROMPTS[start:] + PROMPTS[:start])[:3500] for start in range(8))
@@ -68,20 +70,23 @@ def _wait_state(attn: Server, state: str, reason: str = "") -> None:
 
 def _begin(attn: Server, num_tokens: int = 5, **more: Any) -> list[Stream]:
     """32 streams in their middle, without cached prefixes before them."""
-    status, answer = fetch(f"{attn.url}/flush_cache", {})
-    assert status == 200, answer
-    streams = start_streams([attn.url], MANY, NUM_TOKENS, **more)
-    for stream in streams:
-        stream.wait_for(num_tokens)
-    assert all(len(stream.tokens) < NUM_TOKENS - 10 for stream in streams)
-    return streams
+    for _ in range(NUM_ATTEMPTS):  # on a busy machine clients may hear of their tokens too late
+        fleet.forget_prefixes(attn)
+        streams = start_streams([attn.url], MANY, NUM_TOKENS, **more)
+        for stream in streams:
+            stream.wait_for(num_tokens)
+        if all(len(stream.tokens) < NUM_TOKENS // 2 for stream in streams):
+            return streams
+        finish_all(streams)
+    raise AssertionError("32 streams were never in their middle at once")
 
 
 @pytest.fixture(scope="module")
 def pair(zygote: Zygote, qwen3_oracle: Oracle) -> Iterator[AttnPair]:
     """An attention server; tests start the MLP servers."""
     ports = free_ports(2)
-    attn = fleet.start_attn(zygote, qwen3_oracle.model, ports[0], *ROOM)
+    patience = ("--afd-stall-timeout", f"{STALL_TIMEOUT_S:g}")
+    attn = fleet.start_attn(zygote, qwen3_oracle.model, ports[0], *patience, *ROOM)
     with running([attn]):
         yield AttnPair(oracle=qwen3_oracle, attn=[attn], mlp_ports=ports)
 
@@ -94,11 +99,26 @@ def expected(zygote: Zygote, pair: AttnPair) -> list[list[int]]:
         return finish_all(_begin(pair.attn[0]))
 
 
+@pytest.fixture(scope="session")
+def hold_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """While it exists, servers with the plant `hold_while_told` hold requests for long."""
+    return tmp_path_factory.mktemp("hold") / "hold"
+
+
+@pytest.fixture
+def long_hold(hold_file: Path) -> Iterator[None]:
+    """No machine is too slow to bring MLP servers back while requests are held."""
+    hold_file.touch()
+    yield
+    hold_file.unlink()
+
+
 @pytest.fixture(scope="module")
-def hasty(zygote: Zygote, pair: AttnPair) -> Iterator[Server]:
+def hasty(zygote: Zygote, pair: AttnPair, hold_file: Path) -> Iterator[Server]:
     """An attention server whose stall timeout is over soon."""
     model, port = pair.oracle.model, pair.mlp_ports[0]
-    attn = fleet.start_attn(zygote, model, port, "--afd-stall-timeout", "4", *ROOM)
+    flags, env = ("--afd-stall-timeout", "4", *ROOM), {"TEST_HOLD_FILE": str(hold_file)}
+    attn = fleet.start_attn(zygote, model, port, *flags, plant="hold_while_told", env=env)
     with running([attn]):
         yield attn
 
@@ -117,7 +137,9 @@ def test_killed_mlp_servers_that_restart_cost_32_streams_a_pause_and_not_a_token
         assert attn.get("/health")[0] == 200
         assert attn.get("/health_generate")[0] == 503
         status = _status(attn)
-        assert status["stalled_for_s"] >= 0 and 50 < status["gives_up_in_s"] <= 60
+        assert status["stalled_for_s"] >= 0 and status["gives_up_in_s"] <= STALL_TIMEOUT_S
+        both_s = status["stalled_for_s"] + status["gives_up_in_s"]
+        assert both_s == pytest.approx(STALL_TIMEOUT_S, abs=0.01)
         late = Stream(attn.url, MANY[0], NUM_TOKENS)  # comes during the stall
         for victim in victims:
             ranks += _start(zygote, pair, only_rank=victim)
@@ -156,8 +178,7 @@ def test_a_rank_that_dies_during_a_prefill_costs_a_pause(zygote: Zygote, pair: A
     with _mlp(zygote, pair) as ranks:
         fleet.wait_ready(attn)
         undisturbed = finish_all(start_streams([attn.url], LONG, 8))
-        status, answer = fetch(f"{attn.url}/flush_cache", {})
-        assert status == 200, answer
+        fleet.forget_prefixes(attn)
         before = _prefill_rows(ranks[0])
 
         streams = start_streams([attn.url], LONG, 8)
@@ -233,17 +254,19 @@ def test_a_network_that_loses_every_packet_for_a_while_costs_a_pause(
 
 
 def test_a_step_that_is_given_up_goes_on_with_the_same_tokens_when_the_mlp_servers_are_back(
-    zygote: Zygote, pair: AttnPair, expected: list[list[int]], hasty: Server
+    zygote: Zygote, pair: AttnPair, expected: list[list[int]], hasty: Server, long_hold: None
 ) -> None:
     with _mlp(zygote, pair) as ranks:
         fleet.wait_ready(hasty)
         undisturbed = _begin(hasty, return_logprob=True)
         finish_all(undisturbed)
+        earlier = _status(hasty)
         streams = _begin(hasty, return_logprob=True)
         queued = start_streams([hasty.url], [*MANY[:3], LONG[0]], NUM_TOKENS)
 
         ranks[0].signal(signal.SIGSTOP)
-        hasty.wait("/afd/v1/status", lambda body: body["num_retracted_requests"] >= len(MANY))
+        enough = earlier["num_retracted_requests"] + len(MANY)
+        hasty.wait("/afd/v1/status", lambda body: body["num_retracted_requests"] >= enough)
         assert _status(hasty)["state"] == "stalled"
         ranks[0].signal(signal.SIGCONT)
 
@@ -252,7 +275,7 @@ def test_a_step_that_is_given_up_goes_on_with_the_same_tokens_when_the_mlp_serve
         for stream, before in zip(streams, undisturbed, strict=True):
             assert stream.text == before.text
             assert stream.logprobs == pytest.approx(before.logprobs, abs=1e-4)
-        assert _status(hasty)["num_failed_requests"] == 0
+        assert _status(hasty)["num_failed_requests"] == earlier["num_failed_requests"]
 
 
 def test_requests_end_with_503_when_nobody_comes_back_and_the_server_serves_again_later(
@@ -283,12 +306,18 @@ def test_requests_end_with_503_when_nobody_comes_back_and_the_server_serves_agai
 @pytest.mark.slow
 @pytest.mark.parametrize("plant", ["send_zeros_again", "change_a_token"])
 def test_other_rows_or_tokens_after_a_stall_would_be_noticed(
-    zygote: Zygote, pair: AttnPair, expected: list[list[int]], plant: str
+    zygote: Zygote,
+    pair: AttnPair,
+    expected: list[list[int]],
+    plant: str,
+    hold_file: Path,
+    long_hold: None,
 ) -> None:
     model, port = pair.oracle.model, pair.mlp_ports[0]
-    timeout = {"send_zeros_again": "60", "change_a_token": "2"}[plant]
-    flags = ("--afd-stall-timeout", timeout, *ROOM)
-    faulty = fleet.start_attn(zygote, model, port, *flags, plant=plant)
+    timeout = {"send_zeros_again": f"{STALL_TIMEOUT_S:g}", "change_a_token": "2"}[plant]
+    flags, env = ("--afd-stall-timeout", timeout, *ROOM), {"TEST_HOLD_FILE": str(hold_file)}
+    plants = f"{plant}+hold_while_told"
+    faulty = fleet.start_attn(zygote, model, port, *flags, plant=plants, env=env)
     with running([faulty]), _mlp(zygote, pair) as ranks:
         fleet.wait_ready(faulty)
         streams = _begin(faulty)

@@ -11,7 +11,7 @@ import fleet
 import pytest
 from compare import ask_at_once, ask_one_by_one, differences
 from fleet import AttnPair, Oracle
-from servers import Server, Zygote, fetch, running
+from servers import Server, Zygote, running
 
 SOME = slice(0, 6)  # prompts that are enough to show a fault
 
@@ -37,8 +37,7 @@ def _mlp_group(
 def _forget_prefixes(pair: AttnPair) -> None:
     """A planted fault must neither hide behind cached prefixes nor stay in them."""
     for attn in pair.attn:
-        status, answer = fetch(f"{attn.url}/flush_cache", {})
-        assert status == 200, answer
+        fleet.forget_prefixes(attn)
 
 
 def _check_identity(zygote: Zygote, pair: AttnPair, num_ranks: int) -> None:

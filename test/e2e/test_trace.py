@@ -37,11 +37,12 @@ def files(
     with running([*ranks, attn]):
         fleet.wait_ready(attn)
         assert differences(qwen3_oracle.at_once, ask_at_once([attn.url], PROMPTS)) == []
+        fleet.forget_prefixes(attn)  # no step runs any more
         _, metrics = fetch(f"http://127.0.0.1:{ports[0]}/metrics")
         values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[0] != "#")
         num_served = int(float(values['sglang_afd_mlp_exchanges_total{rank="0"}']))
         (written,) = directory.glob("attn-*.json")
-        wait_until(lambda: len(_named(written, "combine")) >= num_served, "all is written", 20)
+        wait_until(lambda: _holds_whole_steps(written, num_served), "all is written")
         attn.signal(signal.SIGKILL)
         for rank in ranks:
             rank.stop()
@@ -60,8 +61,12 @@ def events(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[
     return found
 
 
-def _named(path: Path, name: str) -> list[Any]:
-    return [event for event in read_timeline(path).events if event.name == name]
+def _holds_whole_steps(path: Path, num_exchanges: int) -> bool:
+    """Are so many exchanges written, and the end of each step that had one?"""
+    events = read_timeline(path).events
+    combines = [event for event in events if event.name == "combine"]
+    ended = {event.args["step"] for event in events if event.name.startswith("step ")}
+    return len(combines) >= num_exchanges and {event.args["step"] for event in combines} <= ended
 
 
 def _exchanges(events: list[Event]) -> list[tuple[Event, list[Event], Event]]:

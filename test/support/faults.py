@@ -11,8 +11,8 @@ import stall_faults
 
 
 def plant(name: str) -> None:
-    """Patch this process; the server that runs in it afterwards has the fault."""
-    {
+    """Patch this process; the server that runs in it afterwards has the fault, or all with `+`."""
+    faults = {
         "other_weights": _other_weights,
         "perturb_topk_weight": _perturb_topk_weight,
         "slow_experts": _slow_experts,
@@ -28,7 +28,9 @@ def plant(name: str) -> None:
         "false_intents": lambda: _change_intents(
             lambda message, before: [message, _opposite(message)]
         ),
-    }[name]()
+    }
+    for one in name.split("+"):
+        faults[one]()
 
 
 def _other_weights() -> None:

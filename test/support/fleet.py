@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compare import Answer
-from servers import CPU_FLAGS, Server, Zygote, running
+from servers import CPU_FLAGS, START_TIMEOUT_S, Server, Zygote, fetch, running
 
 from sglang_afd.fingerprint import fingerprint
 from sglang_afd.ports import free_ports
@@ -33,6 +33,8 @@ class AttnPair:
 
 
 MAX_ROWS = 48  # so that long prompts go in several pieces
+# Where nobody falls silent on purpose, a busy machine shall not look as if somebody had.
+CALM = ("--afd-heartbeat-timeout", "60")
 FLAGS = ("--dtype", "float32", "--chunked-prefill-size", "128", "--sleep-on-idle")
 
 
@@ -56,7 +58,7 @@ def start_attn(
     argv = [
         *("--role", "attn", "--model-path", str(model), *CPU_FLAGS, *FLAGS),
         *("--afd-mlp", f"http://127.0.0.1:{mlp_port}", "--afd-max-rows", str(MAX_ROWS)),
-        *("--afd-attach-timeout", "120", *flags),
+        *("--afd-attach-timeout", f"{2 * START_TIMEOUT_S:g}", *flags),
     ]
     return zygote.start("afd", argv, plant=plant, env=env)
 
@@ -95,8 +97,8 @@ def mlp_group(
     plant: str | None = None,
     env: dict[str, str] | None = None,
 ) -> Iterator[list[Server]]:
-    """A whole group, rank 0 first, that serves."""
-    ranks = start_mlp(zygote, model, free_ports(num_ranks), plant=plant, env=env)
+    """A whole group, rank 0 first, that serves peers which come, leave and die, but never stop."""
+    ranks = start_mlp(zygote, model, free_ports(num_ranks), *CALM, plant=plant, env=env)
     with running(ranks):
         for rank in ranks:
             rank.wait("/health")
@@ -106,6 +108,15 @@ def mlp_group(
 def wait_ready(server: Server) -> None:
     """Until an attention server is attached and warm."""
     server.wait("/afd/v1/status", lambda body: body["state"] == "ready")
+
+
+def forget_prefixes(attn: Server) -> None:
+    """Empty the cache of an attention server, as soon as it has done with its last request.
+
+    NOTE: clients hear the end of an answer before SGLang's scheduler counts as idle.
+    """
+    status, answer = fetch(f"{attn.url}/flush_cache?timeout={START_TIMEOUT_S:g}", {})
+    assert status == 200, answer
 
 
 def fingerprint_of(model: Path) -> str:

@@ -9,10 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from fleet import FLAGS, MAX_ROWS
+from fleet import CALM, FLAGS, MAX_ROWS
 from servers import CPU_FLAGS, Server, Zygote, wait_until
-
-PATIENCE_S = 60.0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +101,7 @@ class Crowd:
         argv = [
             *("--role", "attn", "--model-path", str(self._model), *CPU_FLAGS, *FLAGS),
             *("--afd-mlp", f"http://127.0.0.1:{self._mlp_port}", "--afd-max-rows", str(MAX_ROWS)),
-            *("--afd-attach-timeout", "60", "--afd-stall-timeout", "30"),
+            *("--afd-attach-timeout", "240", "--afd-stall-timeout", "200", *CALM),
             *("--afd-num-micro-batches", str(full_plan.num_micro_batches)),
         ]
         env = {"TEST_REPLAY": msgspec.json.encode(full_plan).decode()}
@@ -123,7 +121,7 @@ class Crowd:
                 peer.num_steps >= start + count for peer, start in zip(watched, before, strict=True)
             )
 
-        wait_until(all_went_on, f"{count} more steps of each peer", PATIENCE_S)
+        wait_until(all_went_on, f"{count} more steps of each peer")
 
     def stop(self) -> list[Report]:
         """Tell everybody to stop, then collect the reports."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import fleet
-from servers import CPU_FLAGS, Server, Zygote, fetch, wait_until
+from servers import CPU_FLAGS, START_TIMEOUT_S, Server, Zygote, fetch, wait_until
 
 from sglang_afd.ports import free_ports
 
@@ -64,7 +65,7 @@ class RoutedFleet:
             process.kill()
             process.wait()
         for server in self._started:
-            server.wait_ended(10)
+            server.wait_ended()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -91,7 +92,7 @@ class RoutedFleet:
         """An attention server that is told of the router alone; not waited for."""
         argv = [
             *("--role", "attn", "--model-path", str(model or self.model), *CPU_FLAGS),
-            *(*fleet.FLAGS, "--afd-attach-timeout", "120"),
+            *(*fleet.FLAGS, "--afd-attach-timeout", f"{2 * START_TIMEOUT_S:g}"),
         ]
         return self._start(name, argv, flags)
 
@@ -108,8 +109,8 @@ class RoutedFleet:
     def groups(self) -> Any:
         """What the router says of everything; empty while it does not answer."""
         try:
-            status, answer = fetch(f"{self.url}/afd/v1/groups", timeout_s=10)
-        except OSError:
+            status, answer = fetch(f"{self.url}/afd/v1/groups")
+        except (OSError, http.client.HTTPException):
             return {"groups": [], "unplaced": [], "events": []}
         assert status == 200, answer
         return answer
@@ -133,7 +134,9 @@ class RoutedFleet:
         groups = [*(group["attn"] + group["mlp"] for group in answer["groups"])]
         return [*answer["unplaced"], *(row for rows in groups for row in rows)]
 
-    def wait(self, what: str, claim: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    def wait(
+        self, what: str, claim: Callable[[], bool], timeout_s: float = START_TIMEOUT_S
+    ) -> None:
         """Until a claim holds; a failure shows what the router knows and logged."""
         try:
             wait_until(claim, what, timeout_s)
@@ -142,7 +145,7 @@ class RoutedFleet:
             log = self.router_log.read_text(errors="replace")
             raise AssertionError(f"{error}\n{shown[:6000]}\n{log[-4000:]}") from None
 
-    def wait_serving(self, *names: str, timeout_s: float = 60.0) -> None:
+    def wait_serving(self, *names: str) -> None:
         """Until these servers serve, and their groups are ready."""
 
         def is_so() -> bool:
@@ -156,7 +159,7 @@ class RoutedFleet:
             }
             return serving >= set(names)
 
-        self.wait(f"{', '.join(names)} serve", is_so, timeout_s)
+        self.wait(f"{', '.join(names)} serve", is_so)
 
     def wait_told(self, name: str) -> None:
         """Until a server tells who it is: it has started, and may wait for others."""
@@ -168,7 +171,7 @@ class RoutedFleet:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=120) as response:
             text = response.read()
         return response.status, json.loads(text) if text else None
 

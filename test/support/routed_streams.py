@@ -33,7 +33,11 @@ class RoutedStream:
         self.message: Message | None = None  # the answer, or what came of it
         self._failure = ""
         self._client = Client(address, timeout_s=PATIENCE_S)
-        self._client.send(post(body=json.dumps(body).encode(), fields=JSON))
+        try:
+            self._client.send(post(body=json.dumps(body).encode(), fields=JSON))
+        except OSError:
+            self._client.socket.close()
+            raise
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -105,7 +109,8 @@ class Load:
     """
 
     def __init__(self, address: tuple[str, int], prompts: Sequence[str], num_tokens: int) -> None:
-        self.errors: list[str] = []  # of requests that did not end well
+        self.num_begun = 0
+        self._errors: list[tuple[int, str]] = []  # each with how many had begun before it
         self.answers: dict[str, set[tuple[int, ...]]] = {}  # different ones, by prompt
         self.num_answers = 0
         self._address = address
@@ -115,6 +120,16 @@ class Load:
         self._threads = [threading.Thread(target=self._run, args=(one,)) for one in prompts]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def errors(self) -> list[str]:
+        """Of requests that did not end well."""
+        return self.errors_since(0)
+
+    def errors_since(self, num_begun: int) -> list[str]:
+        """The same, without the so many requests that began first."""
+        with self._lock:
+            return [error for number, error in self._errors if number >= num_begun]
 
     def __enter__(self) -> Load:
         return self
@@ -126,6 +141,8 @@ class Load:
 
     def _run(self, prompt: str) -> None:
         while not self._is_over.is_set():
+            with self._lock:
+                number, self.num_begun = self.num_begun, self.num_begun + 1
             try:
                 stream = RoutedStream(self._address, prompt, self._num_tokens)
                 error, tokens = stream.error(), stream.tokens()
@@ -135,6 +152,6 @@ class Load:
             with self._lock:
                 self.num_answers += 1
                 if error:
-                    self.errors.append(error)
+                    self._errors.append((number, error))
                 else:
                     self.answers.setdefault(prompt, set()).add(tuple(tokens))

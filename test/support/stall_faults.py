@@ -53,6 +53,23 @@ def change_a_token() -> None:
     Req.reset_for_retract = reset_and_change  # type: ignore[method-assign]
 
 
+def hold_while_told() -> None:
+    """Held requests are held for an hour while a certain file exists."""
+    import time
+
+    from sglang_afd.attn.attach import Attacher
+
+    hold, path = Attacher.hold, os.environ["TEST_HOLD_FILE"]
+
+    def hold_for_long(self: Attacher[Any]) -> None:
+        hold(self)
+        with self._lock:
+            if os.path.exists(path) and not self._is_attached():
+                self._board.update(held_until_s=time.monotonic() + 3600)
+
+    Attacher.hold = hold_for_long  # type: ignore[method-assign]
+
+
 def experts_raise() -> None:
     """The experts cannot run on more than a few rows."""
     from sglang_afd.mlp.experts import Experts
@@ -86,5 +103,6 @@ FAULTS = {
     "send_zeros_again": send_zeros_again,
     "change_a_token": change_a_token,
     "experts_raise": experts_raise,
+    "hold_while_told": hold_while_told,
     "leap_in_time": leap_in_time,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
 import time
@@ -10,7 +11,7 @@ import urllib.request
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 class Stream:
@@ -64,7 +65,7 @@ class Stream:
         except urllib.error.HTTPError as error:
             with error:
                 self._fail(f"{error.code} {error.read().decode(errors='replace')}")
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             self._fail(repr(error))
 
     def _read(self, lines: Iterable[bytes]) -> None:
