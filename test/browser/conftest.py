@@ -78,6 +78,11 @@ class Page:
             self.rest(0.05)
         self.rest(0.1)
 
+    def until_told_of_a_problem(self) -> None:
+        """Wait for what the browser says of the page by itself."""
+        while not self.problems:  # else the test's own limit ends it
+            self.rest(0.05)
+
     def rest(self, seconds: float) -> None:
         """Let the page do what it does by itself."""
         self.ask(f"new Promise((resolve) => setTimeout(resolve, {1000 * seconds}))")
@@ -101,10 +106,8 @@ def browser(loop: LoopThread) -> Iterator[Browser]:
 
 @pytest.fixture
 def page_server(loop: LoopThread) -> Iterator[PageServer]:
-    server = PageServer(loop)
-    server.start()
-    yield server
-    server.stop()
+    with PageServer(loop) as server:
+        yield server
 
 
 @pytest.fixture

@@ -18,7 +18,9 @@ def raw_server() -> Iterator[RawServer]:
 @pytest.fixture(scope="session")
 def relay(raw_server: RawServer) -> Iterator[RouterProcess]:
     """A router with limits that tests can reach."""
-    with RouterProcess(raw_server.url) as router:
+    # A test that waits for an answer shall not get that of a limit of time.
+    flags = ("--header-timeout-s", "3600", "--body-timeout-s", "3600")
+    with RouterProcess(raw_server.url, flags=flags) as router:
         wait_until(
             "the router knows the server",
             lambda: router.servers()[raw_server.url]["state"] == "serving",

@@ -117,7 +117,10 @@ def test_a_server_that_closes_idle_connections_costs_no_request(
     async def answer(talk: Talk) -> None:
         await talk.send(whole(b"{}"))
         talk.close()
+        await talk.writer.wait_closed()
+        is_closed.set()
 
+    is_closed = threading.Event()
     raw_server.scripts[b"closes"] = answer
 
     with Client(relay.address) as client:
@@ -125,5 +128,8 @@ def test_a_server_that_closes_idle_connections_costs_no_request(
         for _ in range(200):
             client.send(post("/generate?answer=closes", b"x" * 100))
             statuses.append(client.reply().status)
+            # What reaches a server that is about to close, it may have begun: no idle connection.
+            assert is_closed.wait(DEADLINE_S)
+            is_closed.clear()
 
     assert statuses == [200] * 200

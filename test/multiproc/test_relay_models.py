@@ -22,7 +22,6 @@ KEY = "the-key-of-clients"
 KEPT_BYTES = 64 * 1024
 LARGE = b"x" * (3 * KEPT_BYTES)
 TOO_LARGE = b"x" * (17 * KEPT_BYTES)
-HOLD_S = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +30,17 @@ def servers() -> Iterator[tuple[RawServer, RawServer]]:
         yield one, other
 
 
+@pytest.fixture
+def gone() -> Iterator[RawServer]:
+    """Where nobody listens."""
+    with RawServer() as server:
+        server.stop()
+        yield server
+
+
 @pytest.fixture(scope="module")
 def rig() -> Iterator[RelayRig]:
-    with RelayRig(hold_timeout_s=HOLD_S, max_replay_body_bytes=KEPT_BYTES) as rig:
+    with RelayRig(hold_timeout_s=3600, max_replay_body_bytes=KEPT_BYTES) as rig:
         yield rig
 
 
@@ -396,15 +403,13 @@ def test_requests_that_begin_alike_go_to_one_server_under_the_prefix_policy(
 
 
 def test_a_server_that_breaks_off_is_told_once_and_one_that_refuses_too(
-    rig: RelayRig, servers: tuple[RawServer, RawServer]
+    rig: RelayRig, servers: tuple[RawServer, RawServer], gone: RawServer
 ) -> None:
     async def die(talk: Talk) -> None:
         await talk.send(SSE_HEAD + event("one"))
         talk.reset()
 
     servers[0].scripts[b"dies"] = die
-    with RawServer() as gone:
-        pass
     rig.publish(
         table(
             [row(0, servers[0]), row(2, gone)],
@@ -521,13 +526,12 @@ def keyed(servers: tuple[RawServer, RawServer]) -> Iterator[RelayRig]:
         yield rig
 
 
-def test_where_all_that_serve_refuse_connections_the_503_says_so(rig: RelayRig) -> None:
-    with RawServer() as gone:
-        pass
+def test_where_all_that_serve_refuse_connections_the_503_says_so(gone: RawServer) -> None:
     serving = ModelRow(slots=(0,), may_wait=True)
-    rig.publish(table([row(0, gone)], {"a": serving}))
+    with RelayRig(hold_timeout_s=0.1) as rig:
+        rig.publish(table([row(0, gone)], {"a": serving}))
 
-    reply = ask(rig.address, post(body=b'{"model": "a"}'))
+        reply = ask(rig.address, post(body=b'{"model": "a"}'))
 
     assert reply.status == 503
     assert b"those that serve cannot be reached. Try again shortly" in reply.body

@@ -80,7 +80,7 @@ def test_two_routers_share_a_host_and_a_server_but_never_a_port(raw_server: RawS
             [*command, "--port", str(one.port)],
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=DEADLINE_S,
             check=False,
         )
 
@@ -109,7 +109,8 @@ def test_a_router_removes_what_a_killed_one_left_and_nothing_of_one_that_lives(
 
 
 def test_sigterm_under_load_ends_no_stream(raw_server: RawServer) -> None:
-    with RouterProcess(raw_server.url) as router, ExitStack() as stack:
+    flags = ("--shutdown-timeout-s", "3600")
+    with RouterProcess(raw_server.url, flags=flags) as router, ExitStack() as stack:
         _wait_until_ready(router, raw_server)
         idle = stack.enter_context(Client(router.address))
         clients = _streams(stack, router, raw_server)
@@ -123,14 +124,14 @@ def test_sigterm_under_load_ends_no_stream(raw_server: RawServer) -> None:
         replies = [client.reply() for client in clients]
         assert idle.until_closed() == b""
         assert all(reply.is_whole and reply.body.endswith(b"[DONE]\n\n") for reply in replies)
-        assert router.process.wait(20) == 0
+        assert router.process.wait(DEADLINE_S) == 0
         assert "Traceback" not in "".join(router.log), "".join(router.log)
 
 
 def test_a_relay_process_that_hangs_is_replaced_and_what_waited_for_it_is_answered(
     raw_server: RawServer,
 ) -> None:
-    flags = ("--relay-processes", "1", "--relay-timeout-s", "2")
+    flags = ("--relay-processes", "1", "--relay-timeout-s", "5")
     with RouterProcess(raw_server.url, flags=flags) as router, ExitStack() as stack:
         _wait_until_ready(router, raw_server)
         (stream, *_) = _streams(stack, router, raw_server)
@@ -143,7 +144,7 @@ def test_a_relay_process_that_hangs_is_replaced_and_what_waited_for_it_is_answer
         assert reply.status == 200
         assert cut is None or not cut.is_whole
         assert hung not in children_with(router.process.pid, RELAY)
-        line = "relay process 0 was silent for 2 s and was killed; its requests are lost"
+        line = "relay process 0 was silent for 5 s and was killed; its requests are lost"
         wait_until("the log tells it", lambda: line in _log(router))
         wait_until("an answer", lambda: ask(router.address, post()).status == 200)
 

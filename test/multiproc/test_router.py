@@ -16,7 +16,7 @@ from pathlib import Path
 import openai
 import pytest
 from aiohttp import web
-from router_harness import FakeAttn, RouterProcess, answer_ok, wait_until
+from router_harness import DEADLINE_S, NO_NAMES, FakeAttn, RouterProcess, answer_ok, wait_until
 
 pytestmark = pytest.mark.multiproc
 
@@ -37,7 +37,8 @@ def other() -> Iterator[FakeAttn]:
 
 @pytest.fixture
 def router(attn: FakeAttn) -> Iterator[RouterProcess]:
-    with RouterProcess(attn.url) as process:
+    # One that ends does so by itself, and not since its patience does.
+    with RouterProcess(attn.url, flags=("--shutdown-timeout-s", "3600")) as process:
         process.wait_for_state(attn, "serving")
         yield process
 
@@ -517,7 +518,7 @@ def test_sigterm_lets_a_running_stream_finish_and_leaves_no_process(
 
     assert response.read() == b"data: [DONE]\n\n"
     connection.close()
-    assert router.process.wait(20) == 0
+    assert router.process.wait(DEADLINE_S) == 0
 
 
 def test_sigterm_cuts_a_stream_that_outlasts_the_shutdown_timeout(attn: FakeAttn) -> None:
@@ -570,7 +571,14 @@ def test_a_setting_that_cannot_work_ends_the_start_with_one_error(
         command = [sys.executable, "-m", "sgl_router_afd.launch_router"]
         command += [flag.format(taken=port) for flag in flags]
 
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        ended = subprocess.run(
+            command,
+            env=os.environ | NO_NAMES,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
 
     assert ended.returncode == exit_code
     assert message in ended.stderr
@@ -589,7 +597,7 @@ def test_a_temporary_directory_with_too_long_a_name_ends_the_start_with_one_erro
         env=os.environ | {"TMPDIR": str(directory)},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=DEADLINE_S,
         check=False,
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from fake_registration import ONE_TOKEN
-from router_harness import FakeAttn, RouterProcess, wait_until
+from router_harness import DEADLINE_S, FakeAttn, RouterProcess, wait_until
 
 pytestmark = pytest.mark.multiproc
 
@@ -94,15 +94,21 @@ def test_a_broken_answer_is_followed_by_one_probe_and_by_no_loss_of_requests(
         assert router.servers()[attn.url]["state"] == "serving"
 
 
-def test_a_server_that_stops_is_degraded_long_before_its_lease_ends_and_then_gone(
-    attn: FakeAttn,
-) -> None:
-    with RouterProcess(attn.url, flags=("--lease-s", "2")) as router:
+def test_a_server_that_stops_is_degraded_though_its_lease_runs_on(attn: FakeAttn) -> None:
+    with RouterProcess(attn.url, flags=("--lease-s", "3600")) as router:
         router.wait_for_state(attn, "serving")
 
         attn.stop()
 
         router.wait_for_state(attn, "degraded", "connection refused")
+
+
+def test_a_server_that_stops_is_gone_after_its_lease(attn: FakeAttn) -> None:
+    with RouterProcess(attn.url, flags=("--lease-s", "1")) as router:
+        wait_until("it registered", lambda: router.servers()[attn.url]["state"] != "unheard")
+
+        attn.stop()
+
         router.wait_for_state(attn, "unheard", "connection refused")
 
 
@@ -111,7 +117,7 @@ def test_a_group_keeps_its_name_and_its_epoch_does_not_go_back_over_a_restart_of
     attn: FakeAttn, tmp_path: Path, is_file_lost: bool
 ) -> None:
     path = tmp_path / "state.json"
-    flags = ("--state-file", str(path))
+    flags = ("--state-file", str(path), "--lease-s", "3600")  # nobody renews
     told: list[dict[str, Any]] = []
     for _ in range(3):
         with RouterProcess(flags=flags) as router:
@@ -158,7 +164,7 @@ def test_a_state_file_that_cannot_be_used_ends_the_start_with_one_error(
         [*command, "--state-file", str(path)],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=DEADLINE_S,
         check=False,
     )
 

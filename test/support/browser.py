@@ -81,7 +81,7 @@ class Tab:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    async def until(self, expression: str, timeout_s: float = 30.0) -> None:
+    async def until(self, expression: str, timeout_s: float = START_S) -> None:
         """Wait until an expression is true."""
         try:
             async with asyncio.timeout(timeout_s):

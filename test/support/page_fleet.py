@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Self
 
 import msgspec
 from aiohttp import web
@@ -14,6 +16,7 @@ from sgl_router_afd.control.plane import ControlPlane
 from sgl_router_afd.control.ratio import Ratio
 from sgl_router_afd.page import add_routes
 from sglang_afd.config import Role
+from sglang_afd.ports import hold_free_ports
 from sglang_afd.protocol.registration import Load
 
 
@@ -96,6 +99,8 @@ def busy(
 class PageServer:
     """The page in an aiohttp application, beside an answer of /afd/v1/groups that a test sets.
 
+    It listens for the length of a block, and its port is nobody else's while it is stopped in it.
+
     Args:
         loop: Runs it.
     """
@@ -109,10 +114,20 @@ class PageServer:
         self._loop = loop
         self._runner: web.AppRunner | None = None
 
+    def __enter__(self) -> Self:
+        self._holding = ExitStack()
+        [self._port] = self._holding.enter_context(hold_free_ports("127.0.0.1", 1))
+        self.url = f"http://127.0.0.1:{self._port}/"
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._holding.close()
+
     def start(self) -> None:
         """Listen on the loopback, the second time on the same port."""
-        port = int(self.url.rstrip("/").rpartition(":")[2]) if self.url else 0
-        self._loop.call(self._start(port))
+        self._loop.call(self._start())
 
     def stop(self) -> None:
         """Refuse connections, and break off those that are open."""
@@ -120,14 +135,13 @@ class PageServer:
         if runner is not None:
             self._loop.call(runner.cleanup())
 
-    async def _start(self, port: int) -> None:
+    async def _start(self) -> None:
         app = web.Application()
         add_routes(app)
         app.router.add_get("/afd/v1/groups", self._groups)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", port).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/"
+        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
 
     async def _groups(self, request: web.Request) -> web.Response:
         self.num_asked += 1

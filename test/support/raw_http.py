@@ -212,7 +212,7 @@ class Client:
         self,
         address: tuple[str, int],
         *,
-        timeout_s: float = 20.0,
+        timeout_s: float = 50.0,
         is_slow_reader: bool = False,
     ) -> None:
         is_v6 = ":" in address[0]

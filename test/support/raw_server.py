@@ -13,16 +13,19 @@ import struct
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from fake_registration import ONE_TOKEN, REGISTRATION_PATH, FakeRegistration, is_pair_probe
 from raw_http import Malformed, Message, NeedMore, chunk, read_request
 
+from sglang_afd.ports import hold_free_ports
+
 ANSWER = re.compile(rb"[?&]answer=([\w.-]+)")
 DEAF = b"case=deaf"  # in a target: the body is read once the gate is open
 CASE = re.compile(rb"[?&]case=([\w.-]+)")
-DEADLINE_S = 20.0
+DEADLINE_S = 50.0  # of what happens sooner or later; the router's own limits are others
 SEND_BUFFER_BYTES = 64 * 1024  # small, so that a slow reader is felt here
 LOOK_AGAIN_S = 0.02  # whether the client is there still
 
@@ -85,7 +88,7 @@ class RawServer:
         default_factory=lambda: {"role": "attn", "state": "ready", "reason": ""}
     )
     host: str = "127.0.0.1"
-    port: int = 0
+    port: int = field(default=0, init=False)
     seen: list[Message] = field(default_factory=list)  # whole requests, polls and probes left out
     malformed: list[tuple[str, bytes]] = field(default_factory=list)  # why, and the bytes
     left: list[bytes] = field(default_factory=list)  # targets whose client left before the end
@@ -108,6 +111,8 @@ class RawServer:
         ]
 
     def __enter__(self) -> Self:
+        self._holding = ExitStack()
+        [self.port] = self._holding.enter_context(hold_free_ports(self.host, 1))
         started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)))
         self._thread.start()
@@ -116,9 +121,10 @@ class RawServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self._holding.close()
 
     def stop(self) -> None:
-        """Close the port and every connection."""
+        """Close every connection, and refuse others; the port is held to the end of the block."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopped.set)
             self._thread.join()
@@ -139,7 +145,6 @@ class RawServer:
         server = await asyncio.start_server(self._connect, self.host, self.port, backlog=1024)
         (listener,) = server.sockets
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        self.port = listener.getsockname()[1]
         started.set()
         await self._stopped.wait()
         server.close()

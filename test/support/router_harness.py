@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +24,11 @@ from typing import Any, Self
 from aiohttp import web
 from fake_registration import ONE_TOKEN, REGISTRATION_PATH, FakeRegistration, is_pair_probe
 
-DEADLINE_S = 20.0
+from sglang_afd.ports import hold_free_ports
+
+DEADLINE_S = 50.0  # of what happens sooner or later; the router's own limits are others
+# Of a process that asks for a name that nobody has: name servers may be far away, or none.
+NO_NAMES = {"RES_OPTIONS": "timeout:1 attempts:1"}
 Answer = Callable[["FakeAttn", web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -75,6 +80,9 @@ class FakeAttn:
         self.restart()
         self.gate = asyncio.Event()
         self._stop = asyncio.Event()
+        self._holding = ExitStack()
+        if not self.port:  # else that of one that was stopped, which holds it
+            [self.port] = self._holding.enter_context(hold_free_ports("127.0.0.1", 1))
         started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)))
         self._thread.start()
@@ -88,9 +96,10 @@ class FakeAttn:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+        self._holding.close()
 
     def stop(self) -> None:
-        """Close the port and every connection."""
+        """Close every connection, and refuse others; the port is held to the end of the block."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
@@ -118,7 +127,6 @@ class FakeAttn:
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", self.port)
         await site.start()
-        self.port = runner.addresses[0][1]
         started.set()
         await self._stop.wait()
         await runner.cleanup()
