@@ -48,6 +48,8 @@ class ZmqHub(Hub):
         self._connections = Connections()
         self._served_at_s = 0.0
         self._unreachable: list[Event] = []  # found while sending, told at the next poll
+        self._accepted: list[int] = []  # descriptors of connections, until all they brought is read
+        self._ended: list[int] = []
 
     @property
     def num_refused(self) -> int:
@@ -75,6 +77,8 @@ class ZmqHub(Hub):
             try:
                 frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
+                if self._hear_of_ends():
+                    continue  # what a connection brought before its end may have come meanwhile
                 return events + self._settle()
             events += self._receive(frames)
         return events
@@ -131,12 +135,18 @@ class ZmqHub(Hub):
         self._send_all(messages)
         return events
 
-    def _settle(self) -> list[Event]:
-        told: dict[int, list[int]] = {zmq.EVENT_ACCEPTED: [], zmq.EVENT_DISCONNECTED: []}
+    def _hear_of_ends(self) -> bool:
+        """Take what is told of connections; has one of them ended since the last time?"""
+        num_ended = len(self._ended)
         while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event = parse_monitor_message(self._monitor.recv_multipart())
-            told[event["event"]].append(int(event["value"]))
-        gone = self._connections.settle(told[zmq.EVENT_ACCEPTED], told[zmq.EVENT_DISCONNECTED])
+            told = self._ended if event["event"] == zmq.EVENT_DISCONNECTED else self._accepted
+            told.append(int(event["value"]))
+        return len(self._ended) > num_ended
+
+    def _settle(self) -> list[Event]:
+        gone = self._connections.settle(self._accepted, self._ended)
+        self._accepted, self._ended = [], []
         return [
             event for peer in gone for event in self._sessions.gone(peer, "its connection ended")
         ]

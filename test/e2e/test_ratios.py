@@ -103,7 +103,8 @@ def test_peers_that_join_leave_and_die_do_not_disturb_those_that_decode(
 
     for rank, lost in zip(ranks, lost_before, strict=True):
         rank.wait("/afd/v1/status", lambda body: body["attached_peers"] == 2)
-        assert replay.counters(rank)("lost_peers") == lost + 3  # those that left said so
+        # Those that left said so; on a busy machine a goodbye may come too late, but not all three.
+        assert lost + 3 <= replay.counters(rank)("lost_peers") < lost + 6
     _check_right(peers)
 
 
