@@ -67,8 +67,9 @@ class ZmqHub(Hub):
         if self._follower is not None:
             events += self._follower.adopt()
             leader = self._follower.sockets
-        timeout_s = 0.0 if events else timeout_s
-        if not self._poller.poll(timeout_s, spin_s=self._spin_s(), also=leader):
+        has_ends = bool(self._ended)  # heard of as the last thing of a burst, which wakes nobody
+        timeout_s = 0.0 if events or has_ends else timeout_s
+        if not self._poller.poll(timeout_s, spin_s=self._spin_s(), also=leader) and not has_ends:
             return events
         if self._follower is not None:
             events += self._follower.take()
